@@ -75,7 +75,7 @@ class ControllerConfig(FrozenModel):
     ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
     slo: Slo = Slo()
     report_period_s: Annotated[float, Field(gt=0, le=RATE_WINDOW_S / 2)] = 0.1  # pause between a replica's snapshots
-    step_period_s: Annotated[float, Field(gt=0, le=60)] = 0.05  # pause between two decisions
+    step_period_s: Annotated[float, Field(gt=0, le=60)] = 0.05  # longest pause between two decisions
     lease_s: Annotated[float, Field(gt=0, le=3600)] = 2.0  # each answer to a replica's call renews it
     renew_s: Annotated[float, Field(gt=0)] = 0.5  # after which a replica's call is answered though nothing is new
     reload_on_change: bool = False  # take the file up again whenever it changes, besides when the operator asks

@@ -25,7 +25,8 @@ from nestedfp.modes import DirectiveMode
 log = logging.getLogger(__name__)
 
 OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
-SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write ten tracebacks per second
+SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write a traceback for every snapshot
+REST = 9  # times as long as a step computed the loop rests, whatever comes: steps take a tenth of a core at most
 
 
 class ControllerActor:
@@ -64,6 +65,7 @@ class ControllerActor:
         self._delivery = Delivery(self._loop, self._log)
         self._step_errors = 0
         self._stepper: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()  # a snapshot since the last step
         self._inherited: tuple[DirectiveMode, float | None] | None = None  # mode, when it ends
 
     def inherit(self, mode: str, remaining_s: float | None) -> None:
@@ -89,6 +91,7 @@ class ControllerActor:
         new = self._loop.directive_for(taken.replica_id) is None
         self._loop.on_snapshot(time.monotonic(), taken)
         self._delivery.tell(taken.replica_id if new else None)
+        self._news.set()
 
     async def next_directive(
         self, replica_id: str, ack: Mapping[str, Any] | None = None, seen: str | None = None
@@ -192,7 +195,8 @@ class ControllerActor:
 
     async def _step_for_ever(self) -> None:
         while True:
-            now_s = time.monotonic()
+            self._news.clear()
+            now_s, cpu_s = time.monotonic(), time.thread_time()
             next_step_at_s = now_s + self._config.step_period_s
             try:
                 effects = self._loop.step(now_s)
@@ -206,7 +210,11 @@ class ControllerActor:
                     log.exception(
                         "a step of the control loop failed; the directive stays and the next step tries again"
                     )
-            await asyncio.sleep(max(0.0, next_step_at_s - time.monotonic()))
+            took_s = time.thread_time() - cpu_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, next_step_at_s - time.monotonic())):
+                    await asyncio.sleep(REST * took_s)
+                    await self._news.wait()
 
     def _carry_out(self, effects: Effects) -> None:
         """Tell the replicas, and log. Never waits: the loop must not hang on a replica."""

@@ -245,6 +245,7 @@ class Tap:
             self._taps.unwritten(self, made_s)
         self._tokens += len(ids)
         self._context.completion_tokens += len(ids)
+        self._context.counts.output_tokens += len(ids)
         return True
 
     def write(self) -> None:

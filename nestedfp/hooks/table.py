@@ -47,7 +47,8 @@ SCHEDULER_CALLS = (
 )
 
 # With a star: vLLM's own documentation has them: the configuration's reference (vllm.config exports them), out-of-tree quantization
-# methods, model loaders, model code, custom ops, CUDA graphs, and the worker's interface under platform plugins.
+# methods, model loaders, model code, custom ops, vLLM IR, attention backends, CUDA graphs, and the worker's interface under
+# platform plugins.
 HOOKS = (
     Hooks(
         "wiring",
@@ -62,6 +63,13 @@ HOOKS = (
         *vllm.version:__version__
         *vllm.platforms:current_platform
         *vllm.logger:init_logger(name)
+        """,
+    ),
+    Hooks(
+        "kv_cache",
+        "chooses an attention that reads an FP8 KV cache",
+        """
+        *vllm.v1.attention.backends.registry:AttentionBackendEnum
         """,
     ),
     Hooks(
@@ -81,7 +89,6 @@ HOOKS = (
         vllm.v1.engine.output_processor:OutputProcessor.process_outputs(self, engine_core_outputs)
         vllm.v1.engine.output_processor:OutputProcessor#request_states
         vllm.v1.engine.output_processor:RequestState._new_request_output(self, external_req_id, outputs, finished)
-        vllm.v1.engine.output_processor:RequestState#detokenizer
         *vllm.outputs:PoolingRequestOutput
         *vllm.outputs:RequestOutput.add(self, next_output, aggregate)
         """,
@@ -165,7 +172,6 @@ HOOKS = (
         vllm.model_executor.layers.fused_moe:RoutedExperts
         *vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:UnquantizedFusedMoEMethod
         *vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding
-        vllm.model_executor.parameter:ModelWeightParameter
         vllm.model_executor.model_loader.reload.layerwise:initialize_online_processing(layer)
         *vllm.config:get_current_vllm_config()
         vllm.distributed.parallel_state:get_tp_group()
@@ -190,16 +196,15 @@ HOOKS = (
             topk_weights)
         vllm.model_executor.layers.fused_moe.activation:apply_moe_activation(activation, output, input)
         vllm:_custom_ops.scaled_fp8_quant(input)
-        vllm:_custom_ops.moe_sum(input, output)
         """,
     ),
     Hooks(
         "weights",
         "lets norms and activations write E4M3 codes",
         """
-        vllm.compilation.passes.inductor_pass:InductorPass.hash_source
-        vllm.ir.ops.layernorm:rms_norm
-        vllm.ir.ops.layernorm:fused_add_rms_norm
+        vllm.compilation.passes.inductor_pass:InductorPass
+        *vllm.ir.ops:rms_norm
+        *vllm.ir.ops:fused_add_rms_norm
         *vllm.model_executor.layers.activation:SiluAndMul.forward_native(x)
         """,
         ("FuseQuantiser",),
@@ -225,9 +230,7 @@ HOOKS = (
         """
         vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_model(self, vllm_config, model_config)
         *vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_weights(self, model, model_config)
-        vllm.model_executor.model_loader.utils:initialize_model(vllm_config)
         *vllm.config:set_current_vllm_config(vllm_config)
-        vllm.distributed:parallel_state
         vllm.model_executor.layers.attention_layer_base:AttentionLayerBase.get_attn_backend(self)
         vllm.model_executor.layers.attention_layer_base:AttentionLayerBase.get_kv_cache_spec(self, vllm_config)
         """,

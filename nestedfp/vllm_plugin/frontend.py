@@ -44,6 +44,7 @@ class Collected(dict[str, TokenCounts]):
         ids: of all that were added to the engine.
         asked: what the request asks for beside its parameters; None: nothing.
         prompt_tokens: of the prompts, each counted once, whatever ``n``.
+        output_tokens: of all sequences that have come from the engine, whether or not anybody was given them.
     """
 
     def __init__(self, asked: AskedPrecision | None = None) -> None:
@@ -51,33 +52,17 @@ class Collected(dict[str, TokenCounts]):
         self.ids: list[str] = []
         self.asked = asked
         self.prompt_tokens = 0
-        self._open: dict[str, Any] = {}  # vLLM's states of those that have not ended by themselves
-        self._ended_tokens = 0
-
-    @property
-    def output_tokens(self) -> int:
-        """Tokens of all sequences that have come from the engine, whether or not anybody was given them."""
-        return self._ended_tokens + sum(map(_output_tokens, self._open.values()))
+        self.output_tokens = 0
 
     @property
     def whole(self) -> bool:
         """Whether all that were added have ended."""
         return all(each in self for each in self.ids)
 
-    def added(self, state: Any, prompt_tokens: int) -> None:
-        """The engine has a sequence, by vLLM's state of it; 0 prompt tokens: another sequence has counted them."""
-        self.ids.append(state.request_id)
+    def added(self, request_id: str, prompt_tokens: int) -> None:
+        """The engine has a sequence; 0 prompt tokens: another sequence has counted them."""
+        self.ids.append(request_id)
         self.prompt_tokens += prompt_tokens
-        self._open[state.request_id] = state
-
-    def ended(self, request_id: str, last_tokens: int) -> None:
-        """A sequence is about to end by itself, with so many tokens that its state does not have yet."""
-        if (state := self._open.pop(request_id, None)) is not None:
-            self._ended_tokens += _output_tokens(state) + last_tokens
-
-
-def _output_tokens(state: Any) -> int:
-    return 0 if state.detokenizer is None else int(state.detokenizer.num_output_tokens())
 
 
 _collecting: ContextVar[Collected | None] = ContextVar("nestedfp_collecting", default=None)
@@ -215,12 +200,13 @@ def install() -> None:
     @functools.wraps(process_outputs)
     def received(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
         for output in engine_core_outputs:
-            if output.finish_reason is not None:
-                _ended(self.request_states.get(output.request_id), output)
+            state = self.request_states.get(output.request_id)
+            if (collecting := getattr(state, "nestedfp_collecting", None)) is not None:
+                collecting.output_tokens += len(output.new_token_ids)
             params = output.kv_transfer_params
             if params and (counts := params.pop(COUNTS_KEY, None)) is not None:
                 output.kv_transfer_params = params or None
-                if (state := self.request_states.get(output.request_id)) is not None:
+                if state is not None:
                     _record(state, TokenCounts(*counts))
         return process_outputs(self, engine_core_outputs, *args, **kwargs)
 
@@ -257,7 +243,7 @@ def _collect(state: Any, request: Any, *, is_first: bool) -> None:
     if (collecting := _collecting.get()) is not None:
         state.nestedfp_collecting = collecting
         prompt = request.prompt_embeds if request.prompt_token_ids is None else request.prompt_token_ids
-        collecting.added(state, len(prompt) if is_first else 0)
+        collecting.added(state.request_id, len(prompt) if is_first else 0)
 
 
 def _ask(params: Any) -> None:
@@ -266,11 +252,6 @@ def _ask(params: Any) -> None:
     if collecting is not None and (asked := collecting.asked) is not None:
         name = "extra_args" if hasattr(params, "extra_args") else "extra_kwargs"
         setattr(params, name, {**(getattr(params, name) or {}), PIN_KEY: asked.value})
-
-
-def _ended(state: Any, output: Any) -> None:
-    if (collecting := getattr(state, "nestedfp_collecting", None)) is not None:
-        collecting.ended(output.request_id, len(output.new_token_ids))
 
 
 def _record(state: Any, counts: TokenCounts) -> None:

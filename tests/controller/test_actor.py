@@ -337,3 +337,12 @@ def test_a_change_of_the_file_is_noticed_where_that_is_wanted(tmp_path: Path) ->
         assert (await actor.status())["config_error"] is None
 
     drive(test, config=watching, config_path=path)
+
+
+def test_a_snapshot_brings_the_next_decision_before_its_time() -> None:
+    async def test(actor: ControllerActor, replicas: Replicas) -> None:
+        await replicas.report(actor)
+        await replicas.report(actor, waiting=10, waiting_tokens=100_000)
+        await until(lambda: replicas.modes() == {"fp8"})
+
+    drive(test, config={**FAST, "step_period_s": 60, "guards": {"warm_up_s": 0, "dwell_fp16_s": 0}})

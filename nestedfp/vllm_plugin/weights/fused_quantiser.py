@@ -10,6 +10,7 @@ were not quantised, and widths that a carrier cannot have. vLLM's pass manager r
 norms and activations with quantisers: on a functional graph whose norms are still operators, before they are lowered.
 """
 
+import hashlib
 import operator
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch._inductor import pattern_matcher
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from vllm.compilation.passes.inductor_pass import InductorPass
 from vllm.config import VllmConfig
-from vllm.ir.ops.layernorm import rms_norm  # noqa: F401  registers the norms
+from vllm.ir.ops import rms_norm  # noqa: F401  registers the norms
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.platforms import current_platform
 
@@ -43,7 +44,7 @@ class FuseQuantiser(InductorPass):  # type: ignore[misc]
 
     def uuid(self) -> str:
         """Return a key of this file: vLLM's configuration and both caches of compiled graphs hash it."""
-        return self.hash_source(Path(__file__).read_text())
+        return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 def install(config: VllmConfig) -> None:

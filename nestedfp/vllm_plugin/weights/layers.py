@@ -13,7 +13,6 @@ from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
-from vllm.model_executor.parameter import ModelWeightParameter
 from vllm.platforms import current_platform
 
 from nestedfp.format import join
@@ -121,6 +120,13 @@ class NestedLinearBase(LinearMethodBase):
         return ops.linear(x, *weight, bias, *outliers, *layer.nestedfp_shape, self.quantize_activations)
 
 
+def _loaded_by(loader: Any, data: torch.Tensor) -> Parameter:
+    """Return a parameter [n, k] as vLLM's loaders of linear layers read it."""
+    parameter = Parameter(data, requires_grad=False)
+    vars(parameter).update(output_dim=0, input_dim=1, weight_loader=loader)
+    return parameter
+
+
 class OnlineNestedLinear(NestedLinearBase):
     """Loads plain FP16 or BF16 weights and nests each layer as soon as its last shard has arrived.
 
@@ -139,13 +145,9 @@ class OnlineNestedLinear(NestedLinearBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        weight = ModelWeightParameter(
-            data=torch.empty(sum(output_partition_sizes), input_size_per_partition, device="meta", dtype=params_dtype),
-            input_dim=1,
-            output_dim=0,
-            weight_loader=extra_weight_attrs.get("weight_loader"),
-        )
-        layer.register_parameter("weight", weight)
+        shape = (sum(output_partition_sizes), input_size_per_partition)
+        weight = torch.empty(shape, device="meta", dtype=params_dtype)
+        layer.register_parameter("weight", _loaded_by(extra_weight_attrs.get("weight_loader"), weight))
         initialize_online_processing(layer)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
@@ -176,27 +178,17 @@ class StoredNestedLinear(NestedLinearBase):
         shape = (sum(output_partition_sizes), input_size_per_partition)
         loader = extra_weight_attrs.get("weight_loader")
         for name in ("weight_upper", "weight_lower"):
-            plane = torch.full(shape, UNLOADED, dtype=torch.uint8)
-            layer.register_parameter(
-                name, ModelWeightParameter(data=plane, input_dim=1, output_dim=0, weight_loader=loader)
-            )
+            layer.register_parameter(name, _loaded_by(loader, torch.full(shape, UNLOADED, dtype=torch.uint8)))
 
         def load_plain(param: Parameter, loaded_weight: torch.Tensor, *args: Any) -> None:
             if layer.nestedfp_scratch is None:
                 nan = torch.full(shape, torch.nan, dtype=params_dtype, device=layer.weight_upper.device)
-                layer.nestedfp_scratch = ModelWeightParameter(data=nan, input_dim=1, output_dim=0, weight_loader=loader)
+                layer.nestedfp_scratch = _loaded_by(loader, nan)
             loader(layer.nestedfp_scratch, loaded_weight, *args)
 
         layer.nestedfp_scratch = None
-        layer.register_parameter(
-            "weight",
-            ModelWeightParameter(
-                data=torch.empty(shape, device="meta", dtype=params_dtype),
-                input_dim=1,
-                output_dim=0,
-                weight_loader=load_plain,
-            ),
-        )
+        weight = torch.empty(shape, device="meta", dtype=params_dtype)
+        layer.register_parameter("weight", _loaded_by(load_plain, weight))
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         if getattr(layer, "_already_called_process_weights_after_loading", False):

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 from fault_load import Load, Streams
-from fault_service import Poll, faults, gone, settled, status
+from fault_service import URL, Poll, faults, gone, settled, status
 from live_service import ADMIN, MODEL, complete, wait_until
 
 from deploy.startup import leftovers
@@ -148,6 +148,31 @@ def test_a_controller_that_stands_still_is_replaced_and_its_successor_goes_on_ab
     settled(client)
     assert len(service.children(r"^ray::ControllerActor")) == 1
     assert status(client)["epoch"] > epoch
+
+
+def test_a_killed_haproxy_comes_back_on_its_port_and_sends_requests_to_the_same_replicas(client, service, capsys):
+    settled(client)
+    service.look()
+    replicas = set(service.replicas())
+    killed = [each for each in service.children("haproxy") if each.name() == "haproxy"]
+    assert killed
+    for each in killed:
+        each.kill()
+    killed_s = time.monotonic()
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{URL}/ready", trust_env=False)
+
+    def ready():
+        with contextlib.suppress(httpx.TransportError):
+            return client.get("/ready").status_code == 200
+
+    assert wait_until(ready, 60, 0.05)
+    took_s = time.monotonic() - killed_s
+    assert complete(client)["usage"]["completion_tokens"] == 8
+    with capsys.disabled():
+        print(f"\nHAProxy killed: back after {took_s:.1f} s")
+    settled(client)
+    assert set(service.replicas()) == replicas
 
 
 def test_the_control_routes_answer_when_no_replica_is_up(client, service):
