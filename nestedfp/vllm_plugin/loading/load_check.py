@@ -74,10 +74,13 @@ class _Expected:
 
 
 class LoadCheck:
-    """Compares what a model has parameters for with what is written while ``writes`` counts; made before the load."""
+    """Compares what a model has parameters for with what is written while ``writes`` counts; made before the load.
 
-    def __init__(self, model: torch.nn.Module, writes: Writes) -> None:
-        self.model, self.writes = model, writes
+    A drafter's checkpoint may lack embeddings, which are the target model's then, and the map of token ids.
+    """
+
+    def __init__(self, model: torch.nn.Module, writes: Writes, *, is_drafter: bool = False) -> None:
+        self.model, self.writes, self.is_drafter = model, writes, is_drafter
         modules = dict(model.named_modules())
         self.expected = []
         for name, parameter in model.named_parameters():
@@ -106,6 +109,8 @@ class LoadCheck:
         found = []
         for each in self.expected:
             total, written = each.parameter.numel(), self._written(each)
+            if self.is_drafter and not written and _is_targets(each):
+                continue
             if written < total and (each.is_layers or each.name not in said):
                 parts = getattr(self.model, "packed_modules_mapping", {}).get(
                     each.name.rpartition(".")[0].rpartition(".")[2], ()
@@ -156,6 +161,11 @@ class LoadCheck:
                 )
 
 
+def _is_targets(each: _Expected) -> bool:
+    """Whether a drafter may have this of its target model."""
+    return isinstance(each.module, VocabParallelEmbedding) or not each.parameter.is_floating_point()
+
+
 @contextmanager
 def checked() -> Iterator[None]:
     """Have every model that vLLM loads from a checkpoint in here looked at, before its weights are packed.
@@ -175,7 +185,7 @@ def checked() -> Iterator[None]:
 
             def load_weights(model: torch.nn.Module, model_config: Any) -> None:
                 said: list[set[str] | None] = []
-                check = LoadCheck(model, writes)
+                check = LoadCheck(model, writes, is_drafter=model_config.runner_type == "draft")
                 model.load_weights = remembering(model.load_weights, said)
                 try:
                     inner(model, model_config)

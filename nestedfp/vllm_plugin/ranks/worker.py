@@ -122,6 +122,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         return added
 
     def sample_tokens(self, grammar_output: Any) -> Any:
+        ops.set_mode(Mode.FP16)  # for a drafter (drafts.py); of the model itself only the head is left, which is plain
         with cpu_seed.kept(self.model_runner) if current_platform.is_cpu() else nullcontext():
             output = super().sample_tokens(grammar_output)
         return output if self._step_ends is None else self._step_ends.after(output)
@@ -141,6 +142,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         self._warm = True
         if not current_platform.is_cpu():
             self._step_ends = StepEnds()
+            self._step_ends.precede_drafts(self.model_runner)
         return result
 
     def _is_fused(self) -> bool:
