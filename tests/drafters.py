@@ -3,13 +3,13 @@
 import json
 import shutil
 import warnings
-from pathlib import Path
 
 import torch
 from greedy import assert_same_greedy_tokens
+from processes import ROOT
 from safetensors.torch import load_file, save_file
-from vllm_parts import MODEL
 
+MODEL = ROOT / "models" / "fairytales-8m"
 PROMPTS = [
     "The fox ran. The fox ran. The fox",
     "one two three four five six seven " * 6,
@@ -150,5 +150,5 @@ def write(folder, config, tensors):
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(MODEL) / file, folder)
+        shutil.copy(MODEL / file, folder)
     return str(folder)

@@ -9,7 +9,6 @@ import drafters
 import pytest
 import torch
 from processes import run_json
-from vllm_parts import MODEL
 
 pytestmark = pytest.mark.gpu
 
@@ -27,13 +26,15 @@ def hopper():
 def found(tmp_path_factory):
     """What plain vLLM made of the first run without a drafter, and each engine with one of all of them."""
     folder = tmp_path_factory.mktemp("drafters")
-    models = {"eagle": str(MODEL), "eagle3": str(MODEL), "mtp": drafters.mtp_model(folder / "mtp")}
+    models = {"eagle": str(drafters.MODEL), "eagle3": str(drafters.MODEL), "mtp": drafters.mtp_model(folder / "mtp")}
     heads = {
         "eagle": {"model": drafters.eagle_head(folder / "eagle")},
         "eagle3": {"model": drafters.eagle3_head(folder / "eagle3")},
         "mtp": {},
     }
-    payloads = {"plain": {"engines": [{"model": str(MODEL), **SMALL}], "runs": drafters.RUNS[:1], "nested": False}}
+    payloads = {
+        "plain": {"engines": [{"model": str(drafters.MODEL), **SMALL}], "runs": drafters.RUNS[:1], "nested": False}
+    }
     for method, drafts in DRAFTS.items():
         speculative = {"method": method, **heads[method], "num_speculative_tokens": drafts}
         engine = {"model": models[method], "quantization": "nestedfp", "speculative_config": speculative, **SMALL}

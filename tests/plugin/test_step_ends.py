@@ -68,7 +68,7 @@ def test_every_output_tells_how_long_after_the_step_before_it_ended():
 
 def test_a_step_ends_before_its_drafts():
     class Runner:
-        class speculator:  # noqa: N801
+        class speculator:
             @staticmethod
             def propose(ms):
                 stream.now_ms += ms
