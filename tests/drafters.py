@@ -41,6 +41,7 @@ def check(runs, reference, drafts):
     Returns:
         The share of accepted drafts in FP16 steps and in FP8 steps.
     """
+    assert not [run["error"] for run in runs if "error" in run]
     exact, fast, beside, turns, again = runs
     pinned = {key: [beside[key][i] for i in (0, 2)] for key in ("tokens", "margins")}
     for each in (exact, again):  # the latter after FP8 steps, whose blocks and rejected drafts it must not read

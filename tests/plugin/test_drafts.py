@@ -13,9 +13,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3,
 def run(engine, runs=drafters.RUNS, nested=True):
     quantization = {"quantization": "nestedfp"} if nested else {}
     payload = {"engines": [{**COMMON, **quantization, **engine}], "runs": runs, "nested": nested}
-    found = run_json("engine_scenario.py", payload)["engines"][0]
-    assert not [each["error"] for each in found if "error" in each]
-    return found
+    return run_json("engine_scenario.py", payload)["engines"][0]
 
 
 @pytest.fixture(scope="module")
