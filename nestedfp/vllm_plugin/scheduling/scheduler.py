@@ -64,7 +64,8 @@ class PrecisionMixin(EngineControl):
             request = self._exact.pop(rid)
             request.nestedfp_class = "fast"
             # vLLM has advanced num_computed_tokens past this step already, and past drafts that a step in flight may reject.
-            start = max(0, request.num_computed_tokens - scheduled[rid] - self.num_spec_tokens)
+            unsure = max(0, request.num_output_placeholders - scheduled[rid] - 1)
+            start = max(0, request.num_computed_tokens - scheduled[rid] - unsure)
             self._blocks.no_longer_exact(request, exact_tokens=start, written_from=start)
         for request in prompts:
             rid = request.request_id
