@@ -117,7 +117,15 @@ class Oracle:
             params |= {"stop": ["zz"], "detokenize": True}
         blocks = self.scheduler.kv_cache_manager.block_pool.num_gpu_blocks
         length = self.random.randrange(1, BLOCK * min(6, blocks - 6))
-        request = engine_request(name, list(range(begin, begin + length)), **params)
+        prompt = list(range(begin, begin + length))
+        if self.lives and chance() < 0.3:  # goes on from an answer
+            before = self.random.choice(list(self.lives.values())).request
+            prompt = list(before.all_token_ids)[: BLOCK * min(6, blocks - 6)]
+            params |= {
+                "cache_salt": before.cache_salt,
+                "adapter": before.lora_request and before.lora_request.lora_int_id,
+            }
+        request = engine_request(name, prompt, **params)
         request.priority = self.random.randrange(-1, 2)
         self.lives[name] = Life(self.engine.add(request), pinned)
 
