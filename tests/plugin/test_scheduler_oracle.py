@@ -267,6 +267,21 @@ def test_the_same_with_drafts_of_which_any_number_is_accepted(async_scheduling):
     assert accepted > 20 * len(SEEDS)
 
 
+def test_an_fp8_step_begins_where_it_does_if_no_draft_in_flight_is_accepted():
+    engine = Engine(async_scheduling=True, speculative_config={**EAGLE, "num_speculative_tokens": 3})
+    answered = engine.add(engine_request("a", BLOCK - 2, max_tokens=3 * BLOCK))
+    prompt, exact = engine.schedule(), engine.schedule()
+    engine.finish(prompt)
+    engine.direct("fp8")
+    fast = engine.schedule()  # it writes the last position of the first block
+    for step in (exact, fast):
+        engine.finish(step)
+    engine.run()
+    engine.add(engine_request("b", list(answered.all_token_ids)[: 2 * BLOCK + 1], max_tokens=1))
+    told = [item.kv_transfer_params[COUNTS_KEY] for item in engine.run()]
+    assert [(each.cached_fp16, each.cached_fp8) for each in told] == [(0, BLOCK)]
+
+
 @pytest.mark.parametrize("mode", ["fp16", "fp8"])
 @pytest.mark.parametrize("stop", ["by the engine", "by the front end"])
 def test_a_preempted_request_that_a_step_in_flight_ends_discloses_its_prompt(mode, stop):
