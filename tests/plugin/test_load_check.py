@@ -18,7 +18,7 @@ from nestedfp.offline.convert import convert
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from nestedfp.vllm_plugin.loading.load_check import checked
+    from nestedfp.vllm_plugin.loading.load_check import LoadCheck, Writes, checked
 
 pytestmark = pytest.mark.usefixtures("experts_group", "dtype_again")
 
@@ -233,3 +233,12 @@ def test_an_engine_says_what_its_checkpoint_lacks(tmp_path):
         AssertionError, match=r"the checkpoint lacks weights of 1 parameters of the model: .*o_proj\.weight"
     ):
         scenario({"model": str(tmp_path / "a")}, [{"prompts": ["Once"]}])
+
+
+@pytest.mark.parametrize(("is_drafter", "missing"), [(True, "1 parameters"), (False, "2 parameters")])
+def test_a_drafter_may_lack_its_map_of_tokens_and_no_weight(is_drafter, missing):
+    model = torch.nn.Module()
+    model.norm = torch.nn.RMSNorm(4)
+    model.draft_to_target = torch.nn.Parameter(torch.zeros(4, dtype=torch.long), requires_grad=False)
+    with pytest.raises(CheckpointError, match=f"lacks weights of {missing} .*norm.weight"):
+        LoadCheck(model, Writes(), is_drafter=is_drafter).require(set())

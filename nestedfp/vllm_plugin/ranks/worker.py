@@ -135,7 +135,9 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
             self.model_runner._dummy_run(1)  # makes the buffer between stages, which vLLM forgets in eager mode
         if is_whole and PluginOptions.of(self.vllm_config).measures_steps(current_platform.is_cpu()):
             measure = step_timing.measure_cpu if current_platform.is_cpu() else step_timing.measure_gpu
-            self._step_costs = measure(self.model_runner, row_classes.obstacle(self) is None)
+            if (why := row_classes.obstacle(self)) is not None:
+                logger.info("no step has exact and fast rows: %s", why)
+            self._step_costs = measure(self.model_runner, why is None)
         with failure.reported():
             self._self_check = self_check.run(self.get_model(), is_fused=self._is_fused())
         logger.info("%s", self._self_check.line())
