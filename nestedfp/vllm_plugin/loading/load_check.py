@@ -109,7 +109,7 @@ class LoadCheck:
         found = []
         for each in self.expected:
             total, written = each.parameter.numel(), self._written(each)
-            if self.is_drafter and not written and _is_targets(each):
+            if self._is_targets(each):
                 continue
             if written < total and (each.is_layers or each.name not in said):
                 parts = getattr(self.model, "packed_modules_mapping", {}).get(
@@ -118,6 +118,11 @@ class LoadCheck:
                 of = f" of {' and '.join(parts)}" if len(parts) > 1 else ""
                 found.append(f"{each.name} ({written} of {total} elements{of})")
         return found
+
+    def _is_targets(self, each: _Expected) -> bool:
+        """Whether a drafter's checkpoint may lack this, and does."""
+        may = isinstance(each.module, VocabParallelEmbedding) or not each.parameter.is_floating_point()
+        return self.is_drafter and may and not self._written(each)
 
     def _written(self, each: _Expected) -> int:
         total, written = each.parameter.numel(), self.writes.elements
@@ -149,7 +154,8 @@ class LoadCheck:
                 "again, or convert the original one again"
             )
         written = self.writes.elements
-        tensors = [(each.name, getattr(each.module, each.attribute, None)) for each in self.expected]
+        expected = [each for each in self.expected if not self._is_targets(each)]
+        tensors = [(each.name, getattr(each.module, each.attribute, None)) for each in expected]
         tensors += [(name, buffer) for name, buffer in self.model.named_buffers() if written[storage(buffer)]]
         for name, tensor in tensors:
             if tensor is None or tensor.is_meta:
@@ -159,11 +165,6 @@ class LoadCheck:
                     f"{name}: {found} as {tensor.dtype}; the checkpoint is damaged, or holds values beyond FP16's 65504; nothing "
                     "was loaded"
                 )
-
-
-def _is_targets(each: _Expected) -> bool:
-    """Whether a drafter may have this of its target model."""
-    return isinstance(each.module, VocabParallelEmbedding) or not each.parameter.is_floating_point()
 
 
 @contextmanager
