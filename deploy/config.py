@@ -84,7 +84,6 @@ RESERVED = {
         ),
         "belongs to several engines behind one replica, which this service does not count: set replicas",
     ),
-    "speculative_config": "is not offered here; plain vllm serve runs n-gram drafts on a CPU (docs/models.md)",
 }
 
 
@@ -193,6 +192,10 @@ class EngineSection(FrozenModel):
         for adapter in adapters if isinstance(adapters, list) else ():
             if isinstance(adapter, dict) and isinstance(path := adapter.get("path"), str):
                 adapter["path"] = str(REPOSITORY / Path(path).expanduser())  # as model.path
+        drafts = extra.get("speculative_config")
+        if isinstance(drafts, dict) and isinstance(path := drafts.get("model"), str):
+            folder = REPOSITORY / Path(path).expanduser()
+            drafts["model"] = str(folder) if folder.is_dir() else path  # or a model hub's name
         return extra
 
 

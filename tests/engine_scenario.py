@@ -2,7 +2,8 @@
 
 Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "rule", "prompts", "max_tokens",
 "extra_args", "params", "exact", "adapters"}], "compiled": bool}; every engine does all
-runs. "adapters": of each prompt the arguments of a LoRARequest, or null. "exact": the numbers of prompts that are exact in every
+runs. "adapters": of each prompt the arguments of a LoRARequest, or null. "extra_args": of all prompts, or a list with
+those of each. "exact": the numbers of prompts that are exact in every
 step of a run, the others being fast (mixed_steps.py). "compiled"
 makes vLLM compile its graphs on a CPU as on a GPU, passes and all, which it leaves out otherwise.
 Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "logprobs": [[[best, second]]], "margins": [[...]],
@@ -97,16 +98,20 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
     for run in runs:
         if nested:
             control.set_directive(llm, run.get("mode", "fp16"), StepRule(**run.get("rule", {})))
-        params = SamplingParams(
-            **{
-                "max_tokens": run.get("max_tokens", 16),
-                "temperature": 0,
-                "ignore_eos": True,
-                "logprobs": 2,
-                "extra_args": run.get("extra_args"),
-                **run.get("params", {}),
-            }
-        )
+        given = run.get("extra_args")
+        params = [
+            SamplingParams(
+                **{
+                    "max_tokens": run.get("max_tokens", 16),
+                    "temperature": 0,
+                    "ignore_eos": True,
+                    "logprobs": 2,
+                    "extra_args": extra_args,
+                    **run.get("params", {}),
+                }
+            )
+            for extra_args in (given if isinstance(given, list) else [given] * len(run["prompts"]))
+        ]
         try:
             with exact_requests(llm, run["exact"]) if "exact" in run else nullcontext([]) as mixed:
                 adapters = [given and LoRARequest(*given) for given in run.get("adapters", [])]

@@ -27,7 +27,7 @@ with warnings.catch_warnings():
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
     from vllm.v1.engine.parallel_sampling import ParentRequest
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
 
@@ -120,16 +120,22 @@ class Engine:
         token: int = 7,
         since_last_s: float | None = None,
         tokens: Mapping[str, int] = MappingProxyType({}),
+        accepted: Mapping[str, int] = MappingProxyType({}),
     ) -> list[Any]:
         """Complete a step in which every request whose prompt is through samples ``token``; return the outputs.
 
-        ``tokens`` are those of single requests, ``since_last_s`` is what the device would say (step_ends.py).
+        ``tokens`` are those of single requests, after so many ``accepted`` drafts; ``since_last_s`` is what the device would say
+        (step_ends.py).
         """
         ids = list(scheduled.num_scheduled_tokens)
-        sampled = [[tokens.get(rid, token)] if rid in scheduled.test_samples else [] for rid in ids]
+        said = {rid: [7] * accepted.get(rid, 0) + [tokens.get(rid, token)] for rid in scheduled.test_samples}
+        sampled = [said.get(rid, []) for rid in ids]
         result = ModelRunnerOutput(ids, {rid: i for i, rid in enumerate(ids)}, sampled)
         setattr(result, SINCE_LAST_S, since_last_s)
-        return [item for out in self.scheduler.update_from_output(scheduled, result).values() for item in out.outputs]
+        outputs = self.scheduler.update_from_output(scheduled, result).values()
+        if (drafts := self.scheduler.num_spec_tokens) and not self.config.scheduler_config.async_scheduling:
+            self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[7] * drafts for _ in ids]))
+        return [item for out in outputs for item in out.outputs]
 
     def step(self, token: int = 7) -> list[Any]:
         """Schedule and complete one step."""

@@ -246,6 +246,7 @@ HOOKS = (
         *vllm.v1.worker.worker_base:WorkerBase.sample_tokens(self, grammar_output)
         *vllm.v1.worker.worker_base:WorkerBase.compile_or_warm_up_model(self)
         vllm.v1.outputs:AsyncModelRunnerOutput.get_output(self)
+        vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator.propose(self, input_batch)
         vllm.v1.core.kv_cache_utils|vllm.v1.core.kv_cache_planning:check_enough_kv_cache_memory(vllm_config,
             kv_cache_spec, available_memory)
         """,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nestedfp.checkpoint import fingerprint, read_weights
 from nestedfp.eligible import ALL_LAYERS, REMEDY, require_fp8_layers
 from nestedfp.hooks import versions
-from nestedfp.vllm_plugin import kv_cache, short_logs
+from nestedfp.vllm_plugin import drafts, kv_cache, short_logs
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
 from nestedfp.vllm_plugin.ranks import gpu_support
 
@@ -306,13 +306,8 @@ def model_obstacles(config: "VllmConfig") -> list[str]:
                 "VLLM_LORA_ENABLE_DUAL_STREAM: its kernels end before those that nestedfp's launched early; unset it, or set "
                 "enable_lora=False"
             )
-    if (speculation := config.speculative_config) is not None:
-        if speculation.method != "ngram":
-            found.append(
-                f"nestedfp verifies no drafts of {speculation.method!r}; set speculative_config's method to 'ngram', or remove it"
-            )
-        elif not is_cpu:
-            found.append("nestedfp verifies 'ngram' drafts on a CPU only; remove speculative_config")
+    if (obstacle := drafts.obstacle(config, is_cpu=is_cpu)) is not None:
+        found.append(obstacle)
     if model.use_mla and getattr(model.hf_text_config, "index_topk", None) is not None:
         found.append(
             "nestedfp serves no sparse latent attention (index_topk in config.json): vLLM's kernels for it compute in BF16; serve "

@@ -18,7 +18,9 @@ from nestedfp.offline.convert import convert
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from nestedfp.vllm_plugin.loading.load_check import checked
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    from nestedfp.vllm_plugin.loading.load_check import LoadCheck, Writes, checked
 
 pytestmark = pytest.mark.usefixtures("experts_group", "dtype_again")
 
@@ -233,3 +235,26 @@ def test_an_engine_says_what_its_checkpoint_lacks(tmp_path):
         AssertionError, match=r"the checkpoint lacks weights of 1 parameters of the model: .*o_proj\.weight"
     ):
         scenario({"model": str(tmp_path / "a")}, [{"prompts": ["Once"]}])
+
+
+class Embedding(VocabParallelEmbedding):
+    """One as it was allocated."""
+
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+        self.weight = torch.nn.Parameter(torch.full((4, 2), torch.nan).half())
+
+
+@pytest.mark.parametrize(("is_drafter", "missing"), [(True, 1), (False, 3)])
+def test_a_drafter_may_lack_its_embedding_and_its_map_of_tokens(is_drafter, missing):
+    model = torch.nn.Module()
+    model.embed_tokens, model.norm = Embedding(), torch.nn.RMSNorm(4)
+    model.draft_to_target = torch.nn.Parameter(torch.zeros(4, dtype=torch.long), requires_grad=False)
+    writes = Writes()
+    check = LoadCheck(model, writes, is_drafter=is_drafter)
+    with pytest.raises(CheckpointError, match=f"lacks weights of {missing} parameters.*norm.weight"):
+        check.require(set())
+    with writes, torch.no_grad():
+        model.norm.weight.fill_(2.0)
+    if is_drafter:
+        check.require(set())

@@ -4,7 +4,7 @@ import time
 from math import inf
 
 import pytest
-from vllm_parts import Engine, engine_request
+from vllm_parts import MODEL, Engine, engine_request
 
 from deploy.agent.room_page import room_page
 from nestedfp.modes import Mode
@@ -86,11 +86,21 @@ def test_prompts_that_there_was_no_room_for_and_those_of_fast_engines_teach_noth
     )
 
 
-@pytest.fixture
-def engine():
-    made = Engine(max_num_seqs=64, max_num_batched_tokens=2048)
+def measured_engine(**arguments):
+    made = Engine(max_num_seqs=64, max_num_batched_tokens=2048, **arguments)
     made.scheduler.nestedfp_take_step_costs([COSTS.as_lists()])
     return made
+
+
+@pytest.fixture
+def engine():
+    return measured_engine()
+
+
+@pytest.fixture
+def drafting():
+    """An engine that verifies three drafts of a request in a step."""
+    return measured_engine(speculative_config={"method": "eagle", "model": str(MODEL), "num_speculative_tokens": 3})
 
 
 def test_exact_steps_hold_what_fits_into_their_time_and_others_the_whole_budget(engine):
@@ -117,6 +127,27 @@ def test_decodes_go_on_beside_the_prompts_of_exact_steps(engine):
     assert len(step.num_scheduled_tokens) == 21
     # The last step took less or more than its cost, which the next one has learned from.
     assert LEAST_CHUNK_TOKENS <= step.num_scheduled_tokens["long"] < 300
+
+
+def test_drafts_are_rows_of_exact_steps_and_leave_room_for_some_of_a_prompt(drafting):
+    drafting.direct("fp16", **RULE)
+    for number in range(60):
+        drafting.add(engine_request(f"d{number}", 4, max_tokens=50))
+    drafting.step()
+    drafting.add(engine_request("long", 900))
+    step = drafting.schedule()
+    assert step.total_num_scheduled_tokens == 60 * (1 + 3) + step.num_scheduled_tokens["long"]
+    assert step.num_scheduled_tokens["long"] >= LEAST_CHUNK_TOKENS
+
+
+def test_a_request_whose_drafts_are_accepted_has_until_its_later_tokens_are_due(drafting):
+    drafting.add(engine_request("a", 4, max_tokens=50))
+    drafting.step()
+    latest_s = drafting.scheduler._watch.slack.decodes.latest_end_s
+    for accepted in (3, 0, 2):
+        before_s = latest_s(0.05)
+        drafting.finish(drafting.schedule(), accepted={"a": accepted})
+        assert latest_s(0.05) - before_s == pytest.approx(0.05 * (1 + accepted))
 
 
 def test_the_engine_tells_its_room_where_the_rule_asks(engine):

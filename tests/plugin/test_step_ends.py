@@ -66,6 +66,27 @@ def test_every_output_tells_how_long_after_the_step_before_it_ended():
     assert [getattr(each, SINCE_LAST_S) for each in told] == [None, pytest.approx(0.020), pytest.approx(0.009)]
 
 
+def test_a_step_ends_before_its_drafts():
+    class Runner:
+        class speculator:
+            @staticmethod
+            def propose(ms):
+                stream.now_ms += ms
+                return "drafts"
+
+    stream = Stream()
+    ends, runner = StepEnds(stream.event), Runner()
+    ends.precede_drafts(runner)
+    told = []
+    for step_ms, drafts_ms in ((20.0, 5.0), (9.0, 5.0), (9.0, 4.0)):
+        stream.now_ms += step_ms
+        assert runner.speculator.propose(drafts_ms) == "drafts"
+        told.append(ends.after(OnItsWay(output())))
+    found = [getattr(each.get_output(), SINCE_LAST_S) for each in told]
+    assert found == [None, pytest.approx(0.014), pytest.approx(0.014)], "a step, and the drafts of the one before"
+    assert stream.waited_for == [20.0, 34.0, 48.0]
+
+
 def test_an_output_that_is_there_and_none_stay_as_they_are_and_nobody_waits():
     stream = Stream()
     ends = StepEnds(stream.event)

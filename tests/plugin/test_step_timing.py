@@ -22,3 +22,9 @@ with warnings.catch_warnings():
 )
 def test_sizes_are_finer_where_arithmetic_begins_to_bound_a_step(largest: int, found: list[int]) -> None:
     assert sizes(largest) == found
+
+
+def test_sizes_are_of_whole_requests_where_each_has_rows_for_its_drafts() -> None:
+    assert sizes(200, 4) == [4, 8, 16, 32, 64, 128, 192, 200]
+    assert sizes(512, 3) == [3, 6, 15, 30, 63, 126, 192, 255, 384, 510]
+    assert sizes(2, 4) == [4]

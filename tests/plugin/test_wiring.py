@@ -1,13 +1,17 @@
 """A half-wired engine refuses to start, and so does what nestedfp cannot serve, each with what to set instead."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from processes import ROOT, run_json
 from test_model_kinds import COMMON, DEEPSEEK, QWEN3_MOE
 
+from nestedfp.vllm_plugin import drafts
+
 pytestmark = pytest.mark.slow
 
+EAGLE = {"method": "eagle", "num_speculative_tokens": 2}
 MODEL = str(ROOT / "models" / "fairytales-8m")
 
 
@@ -19,6 +23,8 @@ def outcomes(tmp_path_factory):
         (truncated / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
     gemma = {**COMMON, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "head_dim": 32}
     families = {"experts": QWEN3_MOE, "sparse": {**DEEPSEEK, "index_topk": 64}, "gemma2": gemma}
+    shipped = json.loads((ROOT / "models" / "fairytales-8m" / "config.json").read_text())
+    families |= {"eagle": {**shipped, "num_hidden_layers": 1}, "eagle, other tokens": {**shipped, "vocab_size": 4097}}
     for name, config in families.items():
         families[name] = tmp_path_factory.mktemp(name)
         (families[name] / "config.json").write_text(json.dumps(config))
@@ -44,6 +50,8 @@ def outcomes(tmp_path_factory):
             "args": {"enable_lora": True, "additional_config": {"nestedfp": {"fused_quantiser": "always"}}},
         },
         "draft model": {"args": {"speculative_config": {"model": MODEL, "num_speculative_tokens": 2}}},
+        "eagle": {"args": {"speculative_config": {**EAGLE, "model": families["eagle"]}}},
+        "eagle, other tokens": {"args": {"speculative_config": {**EAGLE, "model": families["eagle, other tokens"]}}},
         "sparse": {"args": {"model": families["sparse"], "skip_tokenizer_init": True, "load_format": "dummy"}},
         "gemma2": {"args": {"model": families["gemma2"], "skip_tokenizer_init": True, "load_format": "dummy"}},
         "experts, DP": {
@@ -92,9 +100,16 @@ def outcomes(tmp_path_factory):
     return run_json("wiring_scenario.py", {k: {**v, "args": {"model": MODEL, **v["args"]}} for k, v in cases.items()})
 
 
-@pytest.mark.parametrize("what", ["ngram", "lora"])
+@pytest.mark.parametrize("what", ["ngram", "eagle", "lora"])
 def test_drafts_and_adapters_are_taken_on_a_cpu(outcomes, what):
     assert isinstance(outcomes[what], dict), outcomes[what]
+
+
+def test_a_gpu_takes_no_ngram_drafts():
+    config = SimpleNamespace(speculative_config=SimpleNamespace(method="ngram"))
+    assert "no drafts of 'ngram' on a GPU; set speculative_config's method to one of eagle, eagle3, mtp, or" in (
+        drafts.obstacle(config, is_cpu=False)
+    )
 
 
 def test_scheduler_and_worker_are_filled_in(outcomes):
@@ -130,7 +145,14 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("bfloat16", "set dtype='float16'"),
         ("lora, experts", "LoRA adapters on dense models only, and this one has experts; set enable_lora=False"),
         ("lora, fused", "LoRA adapters do too; remove fused_quantiser or enable_lora"),
-        ("draft model", "no drafts of 'draft_model'; set speculative_config's method to 'ngram', or remove it"),
+        (
+            "draft model",
+            "no drafts of 'draft_model' on a CPU; set speculative_config's method to one of eagle, eagle3, mtp, ",
+        ),
+        (
+            "eagle, other tokens",
+            "drafts tokens of a vocabulary of 4097, and the model has one of 4096; set speculative_config",
+        ),
         ("sparse", "no sparse latent attention (index_topk in config.json)"),
         ("gemma2", "its activations leave FP16's range (65504)"),
         ("experts, DP", "set data_parallel_size=1 or the option experts to 'plain'"),

@@ -74,10 +74,13 @@ class _Expected:
 
 
 class LoadCheck:
-    """Compares what a model has parameters for with what is written while ``writes`` counts; made before the load."""
+    """Compares what a model has parameters for with what is written while ``writes`` counts; made before the load.
 
-    def __init__(self, model: torch.nn.Module, writes: Writes) -> None:
-        self.model, self.writes = model, writes
+    A drafter's checkpoint may lack embeddings, which are the target model's then, and the map of token ids.
+    """
+
+    def __init__(self, model: torch.nn.Module, writes: Writes, *, is_drafter: bool = False) -> None:
+        self.model, self.writes, self.is_drafter = model, writes, is_drafter
         modules = dict(model.named_modules())
         self.expected = []
         for name, parameter in model.named_parameters():
@@ -106,6 +109,8 @@ class LoadCheck:
         found = []
         for each in self.expected:
             total, written = each.parameter.numel(), self._written(each)
+            if self._is_targets(each):
+                continue
             if written < total and (each.is_layers or each.name not in said):
                 parts = getattr(self.model, "packed_modules_mapping", {}).get(
                     each.name.rpartition(".")[0].rpartition(".")[2], ()
@@ -113,6 +118,11 @@ class LoadCheck:
                 of = f" of {' and '.join(parts)}" if len(parts) > 1 else ""
                 found.append(f"{each.name} ({written} of {total} elements{of})")
         return found
+
+    def _is_targets(self, each: _Expected) -> bool:
+        """Whether a drafter's checkpoint may lack this, and does."""
+        may = isinstance(each.module, VocabParallelEmbedding) or not each.parameter.is_floating_point()
+        return self.is_drafter and may and not self._written(each)
 
     def _written(self, each: _Expected) -> int:
         total, written = each.parameter.numel(), self.writes.elements
@@ -144,7 +154,8 @@ class LoadCheck:
                 "again, or convert the original one again"
             )
         written = self.writes.elements
-        tensors = [(each.name, getattr(each.module, each.attribute, None)) for each in self.expected]
+        expected = [each for each in self.expected if not self._is_targets(each)]
+        tensors = [(each.name, getattr(each.module, each.attribute, None)) for each in expected]
         tensors += [(name, buffer) for name, buffer in self.model.named_buffers() if written[storage(buffer)]]
         for name, tensor in tensors:
             if tensor is None or tensor.is_meta:
@@ -175,7 +186,7 @@ def checked() -> Iterator[None]:
 
             def load_weights(model: torch.nn.Module, model_config: Any) -> None:
                 said: list[set[str] | None] = []
-                check = LoadCheck(model, writes)
+                check = LoadCheck(model, writes, is_drafter=model_config.runner_type == "draft")
                 model.load_weights = remembering(model.load_weights, said)
                 try:
                     inner(model, model_config)

@@ -122,6 +122,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         return added
 
     def sample_tokens(self, grammar_output: Any) -> Any:
+        ops.set_mode(Mode.FP16)  # for a drafter (drafts.py); of the model itself only the head is left, which is plain
         with cpu_seed.kept(self.model_runner) if current_platform.is_cpu() else nullcontext():
             output = super().sample_tokens(grammar_output)
         return output if self._step_ends is None else self._step_ends.after(output)
@@ -134,13 +135,16 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
             self.model_runner._dummy_run(1)  # makes the buffer between stages, which vLLM forgets in eager mode
         if is_whole and PluginOptions.of(self.vllm_config).measures_steps(current_platform.is_cpu()):
             measure = step_timing.measure_cpu if current_platform.is_cpu() else step_timing.measure_gpu
-            self._step_costs = measure(self.model_runner, row_classes.obstacle(self) is None)
+            if (why := row_classes.obstacle(self)) is not None:
+                logger.info("no step has exact and fast rows: %s", why)
+            self._step_costs = measure(self.model_runner, why is None)
         with failure.reported():
             self._self_check = self_check.run(self.get_model(), is_fused=self._is_fused())
         logger.info("%s", self._self_check.line())
         self._warm = True
         if not current_platform.is_cpu():
             self._step_ends = StepEnds()
+            self._step_ends.precede_drafts(self.model_runner)
         return result
 
     def _is_fused(self) -> bool:

@@ -90,12 +90,12 @@ class DeadlineWatch(StepWatch):
         rows: tuple[int, int],
         took_s: float,
         first_tokens: list[Any],
-        resting: list[Any],
+        of_other_pace: list[Any],
         *,
         with_prompts: bool,
         at_s: float,
     ) -> None:
-        """A step has ended; these requests have had a token by the end of their prompt and go on, those have sat it out."""
+        """A step has ended; requests have had their first token and go on, others have got none of it or more than one."""
         if self._in_flight:
             self._in_flight.pop(0)
         self._ended_s = at_s
@@ -108,6 +108,6 @@ class DeadlineWatch(StepWatch):
                     self.margin.first_token(at_s - request.nestedfp_waits_since_s)
             first_s = request.nestedfp_first_token_s
             self.slack.decodes.entered(request.request_id, first_s, max(1, request.num_output_tokens))
-        for request in resting:
+        for request in of_other_pace:
             if (first_s := request.nestedfp_first_token_s) is not None:
                 self.slack.decodes.entered(request.request_id, first_s, max(1, request.num_output_tokens))

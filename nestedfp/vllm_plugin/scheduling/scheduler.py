@@ -35,7 +35,7 @@ class PrecisionMixin(EngineControl):
         is_cut = directive is DirectiveMode.FP16 and deadlines_s is None and self._cuts_prompts
         capped = is_cut and bool(self._in_prompt)
         self.max_num_scheduled_tokens = (
-            self._watch.exact_budget_tokens(rule, self._decodes) if capped else self._budget_tokens
+            self._watch.exact_budget_tokens(rule, self._decode_rows) if capped else self._budget_tokens
         )
         output = (
             super().schedule(*args, **kwargs)
@@ -64,7 +64,8 @@ class PrecisionMixin(EngineControl):
             request = self._exact.pop(rid)
             request.nestedfp_class = "fast"
             # vLLM has advanced num_computed_tokens past this step already, and past drafts that a step in flight may reject.
-            start = max(0, request.num_computed_tokens - scheduled[rid] - self.num_spec_tokens)
+            unsure = max(0, request.num_output_placeholders - scheduled[rid] - 1)
+            start = max(0, request.num_computed_tokens - scheduled[rid] - unsure)
             self._blocks.no_longer_exact(request, exact_tokens=start, written_from=start)
         for request in prompts:
             rid = request.request_id
@@ -228,9 +229,11 @@ class PrecisionMixin(EngineControl):
         mode, exact = scheduler_output.nestedfp_mode, scheduler_output.nestedfp_exact
         self._ended.clear()
         sampled, places = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
+        ahead = []  # of one token a step
         for rid, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
             accepted = max(0, len(sampled[places[rid]]) - 1)  # behind them stands a token of the model's own
             self._totals.verified(Mode.FP16 if rid in exact else mode, len(drafts), accepted)
+            ahead += [rid] * bool(accepted)
         results = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.num_scheduled_tokens:
             ended_s = self._clock.ended_s(steady_s(), getattr(model_runner_output, SINCE_LAST_S, None))
@@ -241,7 +244,7 @@ class PrecisionMixin(EngineControl):
                 scheduler_output.nestedfp_rows,
                 took_s,
                 self._go_on(scheduler_output.nestedfp_first_tokens),
-                self._go_on(scheduler_output.nestedfp_resting),
+                self._go_on([*scheduler_output.nestedfp_resting, *ahead]),
                 with_prompts=scheduler_output.nestedfp_with_prompts,
                 at_s=ended_s,
             )

@@ -23,6 +23,19 @@ class StepEnds:
     def __init__(self, new_event: Callable[[], Any] | None = None) -> None:
         self._new_event = new_event or _timed_event
         self._last: Any = None
+        self._marked: Any = None  # of the step whose drafts are being made
+
+    def precede_drafts(self, runner: Any) -> None:
+        """Have steps end before their drafts, which the drafter makes while the host gets the tokens."""
+        if (speculator := getattr(runner, "speculator", None)) is None:
+            return
+        propose = speculator.propose
+
+        def after_end(*args: Any, **kwargs: Any) -> Any:
+            self._marked = self._mark()
+            return propose(*args, **kwargs)
+
+        speculator.propose = after_end
 
     def after(self, output: Any) -> Any:
         """All work of a step is on the current stream; ``output`` is what the runner gave for it.
@@ -33,10 +46,14 @@ class StepEnds:
         """
         if not isinstance(output, AsyncModelRunnerOutput):
             return output
-        before, end = self._last, self._new_event()
-        end.record()
-        self._last = end
+        before, end = self._last, self._marked or self._mark()
+        self._last, self._marked = end, None
         return _TimedOutput(output, before, end)
+
+    def _mark(self) -> Any:
+        end = self._new_event()
+        end.record()
+        return end
 
 
 class _TimedOutput(AsyncModelRunnerOutput):

@@ -33,11 +33,15 @@ MIXED_EXACT_TOKENS = (16, 64, 65, 128)
 MIXED_FAST_TOKENS = (128, 256, 384, 512, 640, 768, 1024)
 
 
-def sizes(largest: int) -> list[int]:
-    """Return the step sizes to measure, ascending: powers of two, from 128 on halfway between as well, and ``largest``."""
+def sizes(largest: int, decode_rows: int = 1) -> list[int]:
+    """Return the step sizes to measure, ascending: powers of two, from 128 on halfway between as well, and ``largest``.
+
+    Each is a multiple of ``decode_rows``, of one request that decodes: more than 1 where a step verifies its drafts.
+    """
     powers = [1 << i for i in range(largest.bit_length())]
     between = [3 * power // 2 for power in powers if power >= FINER_FROM_TOKENS]
-    return sorted({size for size in powers + between if size <= largest} | {largest})
+    found = {size for size in powers + between if size <= largest} | {largest}
+    return sorted({max(size // decode_rows, 1) * decode_rows for size in found})
 
 
 def measure_gpu(runner: Any, runs_mixed: bool) -> StepCosts:
@@ -51,7 +55,7 @@ def measure_gpu(runner: Any, runs_mixed: bool) -> StepCosts:
     set_modes = {mode: partial(ops.set_mode, mode) for mode in Mode}
     before = ops.get_mode()
     try:
-        for tokens in sizes(min(LARGEST_TOKENS, runner.max_num_tokens)):
+        for tokens in sizes(min(LARGEST_TOKENS, runner.max_num_tokens), runner.decode_query_len):
             order = [mode for _ in range(7 if tokens <= 512 else 3) for mode in Mode]
             steps = _time_gpu(runner, tokens, [set_modes[mode] for mode in order])
             for mode, ms in list(zip(order, steps, strict=True))[len(Mode) :]:  # the first of each is a warm-up
@@ -64,19 +68,19 @@ def measure_gpu(runner: Any, runs_mixed: bool) -> StepCosts:
 
 def _time_gpu(runner: Any, tokens: int, set_rows: list[Callable[[], None]]) -> list[float]:
     """Return the milliseconds of dummy steps, each after what sets its precision."""
-    decode = tokens <= runner.max_num_reqs
+    decode = tokens <= runner.max_num_reqs * runner.decode_query_len
     with runner.step_timing.collect() as samples:
         for set_them in set_rows:
             set_them()
             runner._dummy_run(
                 tokens, uniform_decode=decode, skip_eplb=True, context_len=CONTEXT_TOKENS if decode else 0
             )
-            # The collector takes a step as done with its draft, and there is no speculator to mark that.
+            # The collector takes a step as done with its draft; without a speculator nobody marks that.
             runner.step_timing.drafter_start()
             runner.step_timing.drafter_end()
     if len(samples) != len(set_rows):
         raise RuntimeError(f"vLLM timed {len(samples)} of {len(set_rows)} steps of {tokens} tokens")
-    return [sample.forward_ms for sample in samples]
+    return [sample.forward_ms + sample.drafter_ms for sample in samples]
 
 
 def _mixed_gpu(runner: Any) -> MixedCosts | None:

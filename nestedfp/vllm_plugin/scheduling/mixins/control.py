@@ -125,7 +125,7 @@ class EngineControl(RequestClasses):
         directive, rule, _ = self._in_force
         mode = Mode.FP16 if directive is DirectiveMode.FP16 or self._fp16_only else Mode.FP8
         room = self._watch.room(
-            rule, mode, steady_s(), decodes=self._decodes, line_tokens=waiting_tokens, ends_s=self._watch.ends_s
+            rule, mode, steady_s(), decodes=self._decode_rows, line_tokens=waiting_tokens, ends_s=self._watch.ends_s
         )
         return {
             "exact_tokens_per_s": self._watch.capacity_tokens_per_s(rule, Mode.FP16),
@@ -134,9 +134,10 @@ class EngineControl(RequestClasses):
         }
 
     @property
-    def _decodes(self) -> int:
-        """Requests that get a token in every step."""
-        return len(self.running) - sum(r.status is RequestStatus.RUNNING for r in self._in_prompt.values())
+    def _decode_rows(self) -> int:
+        """Rows of a step for the requests that get tokens in every one: their last token and its drafts."""
+        decodes = len(self.running) - sum(r.status is RequestStatus.RUNNING for r in self._in_prompt.values())
+        return decodes * (1 + self.num_spec_tokens)
 
     def _oldest_wait_s(self) -> float:
         """Return how long a request that has a deadline has waited for its turn at most."""
