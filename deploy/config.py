@@ -110,9 +110,6 @@ class EngineSection(FrozenModel):
 
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"  # auto: gpu if this machine has one that CUDA can use
     quantization: Literal["nestedfp", "none"] = "nestedfp"  # none: plain FP16 vLLM, the peer to compare with
-    weights: Literal["nested", "two_copies"] = (
-        "nested"  # one store for both precisions; two_copies: plain FP16 and FP8 beside each other, half as much memory again
-    )
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     max_num_seqs: Annotated[int, Field(ge=1)] = 32
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048  # token budget of one step

@@ -76,7 +76,7 @@ def _chosen(line: str, runs_of: Callable[[str], dict[float, list[str]]]) -> Iter
 def _label(run: str, experiment: Experiment) -> str:
     """Return what a row is called; a run that is no default any more has its own name."""
     known, options = NAMES.get(run), PluginOptions(**experiment.engine.plugin)
-    if known == DEFAULT and (not options.mixed_steps or options.weights == "two_copies"):
+    if known == DEFAULT and not options.mixed_steps:
         return "one precision a step"
     return known or f"`{run}`"
 

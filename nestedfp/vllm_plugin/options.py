@@ -21,7 +21,6 @@ PLAIN_KV_DTYPES, FP8_KV_DTYPES = ("auto", "float16"), ("fp8", "fp8_e4m3", "fp8_e
 USUAL_SLO_MS = {"ttft_ms": 200.0, "tpot_ms": 33.3}  # the usual interactive one
 MOST_SLO_MS = 86_400_000
 CHOICES = {
-    "weights": ("nested", "two_copies"),
     "experts": ("auto", "nested", "plain"),
     "step_costs": ("auto", "measure", "off"),
     "unsupported_gpu": ("refuse", "fp16", "portable"),
@@ -35,8 +34,6 @@ class PluginOptions:
     """Options of one engine.
 
     Attributes:
-        weights: "nested", one store for both precisions, or "two_copies", a plain FP16 weight and an FP8 one: half as much memory
-            again, for FP16 steps that run as plain vLLM's. Where there is no FP8 mode (fp16_only) either is plain FP16.
         experts: whether the experts of a mixture (MoE) are nested or stay plain FP16 in both classes; "auto": nested on a CPU,
             plain on a GPU. Those without a kernel here (biases, an activation that is neither SiLU nor GELU) are always plain.
         quantize_activations: FP8 steps on a CPU also round the activations of each token to E4M3, as a GPU does, so
@@ -73,7 +70,6 @@ class PluginOptions:
         checkpoint: fingerprint of the checkpoint's files; filled in by the plugin.
     """
 
-    weights: str = "nested"
     experts: str = "auto"
     quantize_activations: bool = False
     step_costs: str = "auto"

@@ -249,9 +249,8 @@ def fusion_obstacle(config: "VllmConfig") -> str | None:
     options, compilation = PluginOptions.of(config), config.compilation_config
     if config.lora_config is not None:
         return "where linear layers alone read it, but LoRA adapters do too; remove fused_quantiser or enable_lora"
-    if options.weights == "two_copies" or options.fp16_only:
-        setting = "fp16_only=True" if options.fp16_only else "weights='two_copies'"
-        return f"into nested layers only, but {setting}; remove one of the two options"
+    if options.fp16_only:
+        return "into nested layers only, but fp16_only=True; remove one of the two options"
     if compilation.mode != CompilationMode.VLLM_COMPILE or compilation.backend != "inductor":
         mode = None if compilation.mode is None else CompilationMode(compilation.mode).name
         return (

@@ -177,7 +177,7 @@ def test_experts_with_too_many_weights_beyond_the_range_stay_plain_all_together(
         assert torch.equal(outputs(model, Mode.FP8)[1], expected[1])
 
 
-@pytest.mark.parametrize("options", [{"experts": "plain"}, {"fp16_only": True}, {"weights": "two_copies"}])
+@pytest.mark.parametrize("options", [{"experts": "plain"}, {"fp16_only": True}])
 def test_planes_are_joined_where_experts_are_served_plain(family, options):
     plain, planes, _ = family
     expected = outputs(loaded(plain, quantization=None))

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("experts_group", "dtype_again")
 KINDS = {
     "nested": {},
     "fp16 only": {"additional_config": {"nestedfp": {"fp16_only": True}}},
-    "two copies": {"additional_config": {"nestedfp": {"weights": "two_copies"}}},
     "plain": {"quantization": None},
 }
 ATTENTION = {f"self_attn.{name}_proj.weight": (64, 64) for name in "qkvo"}
@@ -91,7 +90,7 @@ def test_whole_checkpoints_load(tmp_path, make, kind):
     load(write(tmp_path / "a", *make()), kind)
 
 
-@pytest.mark.parametrize("kind", ["nested", "fp16 only", "two copies"])
+@pytest.mark.parametrize("kind", ["nested", "fp16 only"])
 @pytest.mark.parametrize("beyond", [0, 1, 100_000])
 def test_converted_checkpoints_load(tmp_path, kind, beyond):
     config, tensors = shipped()

@@ -159,7 +159,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
     def nestedfp_layers(self) -> dict[str, int]:
         """Return how many of this rank's linear layers are of each kind of ``Coverage.layers``."""
         layers = coverage.cover(self.get_model()).layers
-        return {kind: layers[kind] for kind in ("nested", "listed", "two_copies", "exact", "plain")}
+        return {kind: layers[kind] for kind in ("nested", "listed", "exact", "plain")}
 
     def nestedfp_step_costs(self) -> dict[str, Any] | None:
         """Return this rank's step costs as ``StepCosts.report`` has them; None: not measured."""

@@ -37,8 +37,6 @@ def why_plain(layer: RoutedExperts, options: PluginOptions) -> str | None:
     config = layer.moe_config
     if options.fp16_only:
         return "fp16_only"
-    if options.weights == "two_copies":
-        return "weights='two_copies'"
     if getattr(layer, "nestedfp_exact", False):
         return "fp8_layers leaves them out"
     if options.experts == "plain" or (options.experts == "auto" and not current_platform.is_cpu()):
