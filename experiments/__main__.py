@@ -40,9 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="keep what the summary there has, of the same window and SLO, and the folder has no reports of",
     )
-    simulated = commands.add_parser(
-        "predict", help="simulate it: predicted.json beside the summary, and a table of both"
-    )
+    simulated = commands.add_parser("predict", help="simulate it: predicted.json beside the summary")
     simulated.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV")
     simulated.add_argument(
         "--table", type=Path, required=True, help="step costs of the engine (python -m simulator fit)"
@@ -97,18 +95,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
-    """Simulate; show what was predicted beside what was measured, where it was."""
     if not 0 <= args.front_ms < math.inf:
         raise config.ExperimentError(f"--front-ms: expected milliseconds from 0 on, got {args.front_ms:g}")
     found = predict.predict(experiment, args.trace, args.table, _say, args.front_ms)
     folder = args.results / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
-    measured = results.read(folder) if (folder / results.KEPT).exists() else None
-    if measured is None or measured.window != experiment.load.window:
-        print(results.predictions(found.runs))
-    else:
-        print(results.predictions(found.runs, measured))
+    print(f"{len(found.runs)} predictions in {folder / predict.KEPT}; python -m docs.tables shows them")
     return 0
 
 

@@ -25,7 +25,7 @@ def draw(results: Results, path: Path) -> None:
         style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "label": policy}
         mine = {rate: cells for (rate, name), cells in found.items() if name == policy}
         rates = sorted(mine)
-        middle = [100 * mean(c.tight_slo for c in mine[rate]) for rate in rates]
+        middle = [100 * mean(c.slo_attainment for c in mine[rate]) for rate in rates]
         low, high = zip(*([100 * end for end in interval(mine[rate])] for rate in rates), strict=True)
         left.errorbar(
             rates, middle, np.array([np.subtract(middle, low), np.subtract(high, middle)]), capsize=3, **style

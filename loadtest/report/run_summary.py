@@ -10,20 +10,13 @@ from itertools import pairwise
 from typing import Literal
 
 from loadtest.report.error_kinds import error_kinds, most_frequent
-from loadtest.report.standing import (
-    LATE_MS,
-    Limit,
-    PlaceStats,
-    limited_by,
-    places,
-    stand,
-)
 from nestedfp.answers import Answer
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
 from workload.records import Policy, RequestRecord, ServiceReplica, ServiceStatus, TimelineSample
 from workload.slo import Slo
 
+LATE_MS = 50.0  # lateness from which the client disturbs what it measures
 LATE_SHARE = 0.01  # of the requests; with more of them late the run says nothing about the service
 
 
@@ -60,8 +53,7 @@ class RunSummary(FrozenModel):
     late_starts: int  # requests that left more than 50 ms late
     valid: bool  # the client was on time, and at least one request was answered
     invalid_because: str | None = None
-    saturated_by: Limit  # what the requests stood in front of; "none" when nothing was short, "unknown" without /status
-    where: dict[str, PlaceStats]  # requests by place: mean and largest number in the arrival window
+    path_saturated_share: float | None = None  # of the samples: the HTTP frontend was the limit; None: no status
 
     @property
     def unanswered(self) -> bool:
@@ -147,8 +139,6 @@ def summarise(
     count = len(records)
     ends_s = [record.intended_s + record.latency_ms / 1e3 for record in records if record.latency_ms is not None]
     drained_s = max([duration_s, *ends_s])
-    samples = stand(records, samples)
-    window = [sample for sample in samples if 0 < sample.at_s <= duration_s]
     told = statuses(samples)
     late = sum(r.dispatch_lag_ms is not None and r.dispatch_lag_ms > LATE_MS for r in records)
     kinds = error_kinds(record.error for record in records if record.error is not None)
@@ -190,20 +180,15 @@ def summarise(
             "late_starts": late,
             "valid": invalid is None,
             "invalid_because": invalid,
-            "saturated_by": "client" if _too_late(late, count) else limited_by(window),
-            "where": places(window),
+            "path_saturated_share": sum(status.path_saturated for status in told) / len(told) if told else None,
         }
     )
-
-
-def _too_late(late: int, count: int) -> bool:
-    return late > LATE_SHARE * count
 
 
 def _invalid(late: int, kinds: Mapping[str, int], count: int) -> str | None:
     """Why the run says nothing about the service."""
     if sum(kinds.values()) == count:  # before lateness: what was late got no answer either
         return f"none of {count} requests was answered: {most_frequent(kinds)}"
-    if _too_late(late, count):
+    if late > LATE_SHARE * count:
         return f"{late} of {count} requests left more than {LATE_MS:g} ms late"
     return None

@@ -43,7 +43,7 @@ class LoadSummary(FrozenModel):
 class Summary(FrozenModel):
     """summary.json."""
 
-    schema_version: int = 2  # 2: where requests stood and what was the limit; capacities by stages
+    schema_version: int = 3  # 3: where requests stood is gone
     started_utc: str
     model: str
     machine: str
@@ -89,7 +89,7 @@ def render_html(summary: Summary, plots: Mapping[str, bytes]) -> str:
 
 HEADER = (
     "policy", "requests", "errors", "exact answers", "exact of pinned", "FP16 tokens", "SLO met", "TTFT ms p50/p90/p99",
-    "TPOT ms p50/p90/p99", "goodput req/s", "switches", "limit", "max waiting", "dispatch lag ms p99", "late starts",
+    "TPOT ms p50/p90/p99", "goodput req/s", "switches", "max waiting", "dispatch lag ms p99", "late starts",
 )  # fmt: skip
 
 
@@ -107,7 +107,6 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
         _three(run.tpot_ms, 1),
         f"{run.goodput_rps:.2f}",
         "?" if run.switches is None else str(run.switches),
-        run.saturated_by,
         "?" if run.max_waiting is None else str(run.max_waiting),
         "?" if run.dispatch_lag_ms.p99 is None else f"{run.dispatch_lag_ms.p99:.1f}",
         str(run.late_starts) + ("" if run.valid or run.unanswered else " INVALID"),

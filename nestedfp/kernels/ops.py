@@ -123,7 +123,7 @@ def pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.
 
     Returns:
         On a CPU uint8 [ceil(N / 16), ceil(K / 2) * 32] twice: the same bytes plus zeros that pad N to 16 and K to 2. The
-        packed lower plane is recoded, one byte for one byte. On a GPU uint8 of nestedfp.kernels.cuda_layout.packed_shapes.
+        packed lower plane is recoded, one byte for one byte. On a GPU uint8 as csrc/cuda/kernels/layout.h has it.
     """
     packed_upper, packed_lower = _OPS.pack(upper, lower)
     return packed_upper, packed_lower

@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quantizer_reference import quantize_per_token
 
 from nestedfp.format import upper_to_float
 from nestedfp.kernels import ops
-from nestedfp.kernels.activations import quantize_per_token
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from loadtest.report.plots import is_exact, shares_over_time
 from loadtest.report.run_summary import meets_ttft, summarise
-from loadtest.report.standing import stand
 from loadtest.report.verdict import verdict
 from loadtest.report.write import LoadSummary, Summary, print_report, render_html, write_report
 from workload.records import TimelineSample
@@ -63,9 +62,9 @@ class Page(HTMLParser):
 
 def test_a_run_against_a_server_without_status_is_reported(tmp_path):
     records = [make_record(i, policy="plain-vllm", precision_tokens=None) for i in range(200)]
-    samples = stand(records, [TimelineSample(policy="plain-vllm", at_s=float(i), status=None) for i in range(1, 200)])
+    samples = [TimelineSample(policy="plain-vllm", at_s=float(i), status=None) for i in range(1, 200)]
     run = summarise(records, samples, SLO, 200.0)
-    assert (run.saturated_by, run.switches, run.fp16_token_share) == ("unknown", None, None)
+    assert (run.path_saturated_share, run.switches, run.fp16_token_share) == (None, None, None)
     summary = make_summary(runs=(run,), verdict=verdict([run]))
     text = write_report(tmp_path, summary, {"plain-vllm": records}).read_text()
     assert "plain-vllm: 100.0 % of requests within the SLO. The server ran as it is: no directives" in text
