@@ -48,7 +48,7 @@ class PluginOptions:
         fp16_only: no FP8 mode: weights are kept or restored as plain FP16 and run through vLLM's own kernels. Filled in
             by the plugin on an unsupported GPU; may be set anywhere.
         gemm_choice: how a GPU's GEMM configs are chosen: "measure", by what configs take on this card, timed when an engine
-            with such layers first starts and kept on disk, or "model", by the shipped table and the cost model. Times of
+            with such layers first starts and kept on disk, or "model", by the cost model. Times of
             another day may choose another order of additions, so that last bits differ between engines.
         graph_tokens: CUDA graphs for steps of up to so many tokens, in both precisions, beyond the sizes that vLLM captures;
             0: vLLM's sizes alone.

@@ -61,7 +61,7 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
         library_route.choose(shapes, max_tokens, measure=not pinned)
         return
     if options.gemm_choice == "model" or not shapes:
-        logger.info("GEMM configs are chosen by the shipped table and the cost model")
+        logger.info("GEMM configs are chosen by the cost model")
         return
     began_s, num_sms = time.monotonic(), torch.cuda.get_device_properties().multi_processor_count
     tokens, fast_rows = token_counts(max_tokens), mixed_tuning.fast_rows(max_tokens)
