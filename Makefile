@@ -130,9 +130,6 @@ format: setup ## rewrite the sources as `make check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh')
 
-bench-cpu: setup ## time the CPU kernels -> benchmarks/results/cpu-linear.csv
-	$(RUN) -m benchmarks.weights.cpu_linear $(ARGS)
-
 SEED ?= 1
 
 bench-gpu: setup ## time the GPU kernels against the libraries on random problems (SEED=) -> benchmarks/results/h100-gemm-random.csv
@@ -158,4 +155,4 @@ chaos: setup ## kill and stop the parts of a service under load, then soak it (A
 clean: ## remove the build output (the virtual environment stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help setup serve test test-fast test-newest test-fresh test-faults test-gpu check docs-check format bench-cpu bench-gpu bench-engine bench-http loadtest chaos clean
+.PHONY: help setup serve test test-fast test-newest test-fresh test-faults test-gpu check docs-check format bench-gpu bench-engine bench-http loadtest chaos clean

@@ -119,10 +119,6 @@ class EngineSection(FrozenModel):
     admission_tokens: Annotated[int, Field(ge=1)] | None = (
         None  # prompts and expected answers in one replica at most; None: four times what the KV cache holds
     )
-    admission_high: Annotated[float, Field(ge=1)] = (
-        1.25  # of these bounds, how much requests of the class high may fill
-    )
-    admission_batch: Annotated[float, Field(gt=0, le=1)] = 0.5  # and those of the class batch
     queue_deadline_s: Annotated[float, Field(gt=0, le=3600)] | None = (
         None  # from the arrival until the engine has begun a request that says nothing; later is refused with 503
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.results_csv import gpu_description
-from experiments import campaign, config, plots, predict, results
+from experiments import campaign, config, predict, results
 from workload.azure import TraceError
 
 RESULTS = Path("docs") / "results"
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         type=Path,
         help="folder for a log of the service's steps, which slows each (python -m simulator fit)",
     )
-    summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json and a picture")
+    summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json")
     summary.add_argument(
         "--add",
         action="store_true",
@@ -89,7 +89,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     results.write(found, folder)
-    plots.draw(found, folder / "attainment.svg")
     print(f"{len(found.runs)} load tests in {folder / results.KEPT}; python -m docs.tables shows them")
     return 0 if whole else 1
 

@@ -76,10 +76,8 @@ void run_prefill(const cpu::Kernels& kernels, const cpu::LinearArgs& args, cpu::
     const int64_t wanted_tiles = 4 * static_cast<int64_t>(torch::stable::get_num_threads());
     // One panel at a time, front to back, while X stays in cache anyway.
     const bool cached = args.m * args.k <= kCachedFloats;
-    int64_t tile_panels = cached ? kernels.tile_panel_step : cpu::kMaxTilePanels;
-    while (tile_panels > kernels.tile_panel_step && row_tiles * ceil_div(panels, tile_panels) < wanted_tiles) {
-        tile_panels /= 2;
-    }
+    int64_t tile_panels = cached ? 1 : cpu::kMaxTilePanels;
+    while (tile_panels > 1 && row_tiles * ceil_div(panels, tile_panels) < wanted_tiles) tile_panels /= 2;
     const int64_t panel_tiles = ceil_div(panels, tile_panels);
     const int64_t tile_work = args.m / row_tiles * args.k * tile_panels * cpu::kPanel;
     const auto linear = kernels.linear[static_cast<int>(weights)];

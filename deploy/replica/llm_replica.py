@@ -15,7 +15,7 @@ from vllm import envs
 from controller.config import ControllerConfig
 from deploy.access import tokenizer_queue
 from deploy.access.access_log import open_log, serve_logs
-from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Shares
+from deploy.access.admission import TOKENS_IN_QUEUE, Admission
 from deploy.access.keys import Keys, path_of
 from deploy.access.peers import PeerView
 from deploy.agent.agent import ReplicaAgent
@@ -119,7 +119,6 @@ class NestedFPServer:
             sequences=engine["max_num_seqs"],
             tokens=admission["tokens"] or (None if capacity is None else TOKENS_IN_QUEUE * capacity),
             longest=settings.model_config.max_model_len,
-            shares=Shares(*admission["shares"]),
             in_order=not self._by_priority,
         )
         if not precision:

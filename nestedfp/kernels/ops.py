@@ -66,7 +66,7 @@ def get_mode() -> Mode:
 
 
 def cpu_isa() -> str:
-    """Return the instruction set of the CPU kernels in use: "scalar", "avx2" or "avx512".
+    """Return the instruction set of the CPU kernels in use: "scalar" or "avx2".
 
     Raises:
         RuntimeError: when the environment variable NESTEDFP_CPU_ISA names one that does not exist or does not run here.

@@ -6,7 +6,7 @@ import random
 import pytest
 from hand_clock import HandClock
 
-from deploy.access.admission import USUAL_OUTPUT_TOKENS, Admission, Asked, NoRoom, Reason, Shares
+from deploy.access.admission import USUAL_OUTPUT_TOKENS, Admission, Asked, NoRoom, Reason
 from deploy.access.priority import Priority
 
 HIGH, NORMAL, BATCH = Priority
@@ -188,7 +188,7 @@ def test_a_limit_that_answers_never_come_near_is_not_counted_in_full_and_a_short
 
 
 def test_the_lower_the_class_the_sooner_it_is_refused_while_the_replica_fills():
-    door = Admission(8, sequences=8, shares=Shares(high=1.25, batch=0.5))
+    door = Admission(8, sequences=8)
     entered = {priority: 0 for priority in Priority}
     for priority in (BATCH, NORMAL, HIGH):
         while True:

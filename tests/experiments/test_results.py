@@ -6,7 +6,7 @@ import pytest
 from experiment_settings import SLO, written
 
 from experiments import __main__ as command
-from experiments import config, plots, results
+from experiments import config, results
 from experiments.config import ExperimentError
 from loadtest.report.run_summary import summarise
 from workload.records import PrecisionTokens, RequestRecord, write_jsonl
@@ -61,8 +61,6 @@ def test_a_summary_counts_every_request_and_says_how_far_chance_reaches(tmp_path
 
     results.write(found, tmp_path / "results")
     assert results.read(tmp_path / "results") == found
-    plots.draw(found, tmp_path / "picture.svg")
-    assert "requests within the SLO" in (tmp_path / "picture.svg").read_text()
 
 
 def test_a_load_test_without_an_answer_is_summed_up_as_invalid(tmp_path):
