@@ -151,8 +151,8 @@ class EngineSection(FrozenModel):
         3.0  # processor time that compiling the grammar of one structured output may take; more is refused with 400
     )
     fp16_reads_fp8_blocks: bool = False  # under fp16, reuse prefix-cache blocks that FP8 steps wrote, and disclose it
-    unsupported_gpu: Literal["refuse", "fp16", "portable"] = (
-        "refuse"  # what to do on a GPU other than Hopper; fp16: exact FP16 only, through vLLM's own kernels; portable: both
+    unsupported_gpu: Literal["refuse", "portable"] = (
+        "refuse"  # what to do on a GPU other than Hopper; portable: both precisions, through the portable kernels
     )
     # Further arguments of vLLM's engine by their names, as vLLM spells them.
     extra: dict[str, Any] = Field(default_factory=dict)

@@ -7,7 +7,6 @@ window, which is the same for every policy.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
 
 from loadtest.report.error_kinds import error_kinds, most_frequent
 from nestedfp.answers import Answer
@@ -42,8 +41,7 @@ class RunSummary(FrozenModel):
     output_tokens_per_s: float  # over the arrival window and the drain
     exact_answer_share: float | None = None  # of the answers that told their class
     exact_answer_share_of_pinned: float | None = None  # likewise, of the requests that asked for an exact answer
-    fp16_token_share: float | None  # of the computed tokens
-    fp16_token_share_from: Literal["responses", "status", "none"]
+    fp16_token_share: float | None  # of the computed tokens, by the answers that tell
     switches: int | None  # all replicas together, from status
     k_changes_per_minute: float | None = None  # of the number of exact replicas, from status; None: not reported
     fp8_reasons: dict[str, int] | None = None  # FP8 steps, likewise, by what asked for them; None: not told
@@ -143,11 +141,6 @@ def summarise(
     late = sum(r.dispatch_lag_ms is not None and r.dispatch_lag_ms > LATE_MS for r in records)
     kinds = error_kinds(record.error for record in records if record.error is not None)
     invalid = _invalid(late, kinds, count)
-    share, source = fp16_token_share(records), "responses"
-    if share is None and len(told) > 1:
-        fp16 = counter_growth(samples, lambda replica: replica.tokens_fp16)
-        fp8 = counter_growth(samples, lambda replica: replica.tokens_fp8)
-        share, source = (fp16 / (fp16 + fp8), "status") if fp16 + fp8 else (None, "none")
     return RunSummary.model_validate(
         {
             "policy": records[0].policy,
@@ -169,8 +162,7 @@ def summarise(
             "output_tokens_per_s": sum(record.output_tokens for record in records) / drained_s,
             "exact_answer_share": exact_answer_share(records),
             "exact_answer_share_of_pinned": exact_answer_share(records, "exact"),
-            "fp16_token_share": share,
-            "fp16_token_share_from": source if share is not None else "none",
+            "fp16_token_share": fp16_token_share(records),
             "switches": counter_growth(samples, lambda replica: replica.switches) if len(told) > 1 else None,
             "k_changes_per_minute": exact_replica_changes(samples) * 60 / duration_s if len(told) > 1 else None,
             "fp8_reasons": fp8_reasons(samples),

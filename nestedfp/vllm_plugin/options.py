@@ -23,7 +23,7 @@ MOST_SLO_MS = 86_400_000
 CHOICES = {
     "experts": ("auto", "nested", "plain"),
     "step_costs": ("auto", "measure", "off"),
-    "unsupported_gpu": ("refuse", "fp16", "portable"),
+    "unsupported_gpu": ("refuse", "portable"),
     "gemm_choice": ("measure", "model"),
     "fused_quantiser": ("auto", "always", "never"),
 }
@@ -41,12 +41,9 @@ class PluginOptions:
         step_costs: whether the worker times its steps in both precisions when it starts, so that ``auto`` can leave FP8
             alone where it saves nothing: "measure", "off", or "auto", which measures on a GPU. On a CPU that other
             processes share, a short measurement says little.
-        unsupported_gpu: what to do on a GPU other than Hopper: "refuse", "fp16" to serve plain FP16 through vLLM's own
-            kernels, with no FP8 mode, or "portable" to serve both precisions through the portable kernels (compute
-            capability 8.0 and newer) and, from numbers of tokens that are measured at the start, the libraries' GEMMs
-            (weights/library_route.py; gemm_choice "model" and fused_quantiser "always" do without them).
-        fp16_only: no FP8 mode: weights are kept or restored as plain FP16 and run through vLLM's own kernels. Filled in
-            by the plugin on an unsupported GPU; may be set anywhere.
+        unsupported_gpu: what to do on a GPU other than Hopper: "refuse", or "portable" to serve both precisions through the
+            portable kernels (compute capability 8.0 and newer) and, from numbers of tokens that are measured at the start, the
+            libraries' GEMMs (weights/library_route.py; gemm_choice "model" and fused_quantiser "always" do without them).
         gemm_choice: how a GPU's GEMM configs are chosen: "measure", by what configs take on this card, timed when an engine
             with such layers first starts and kept on disk, or "model", by the cost model. Times of
             another day may choose another order of additions, so that last bits differ between engines.
@@ -74,7 +71,6 @@ class PluginOptions:
     quantize_activations: bool = False
     step_costs: str = "auto"
     unsupported_gpu: str = "refuse"
-    fp16_only: bool = False
     fp16_reads_fp8_blocks: bool = False
     gemm_choice: str = "measure"
     graph_tokens: int = 2048
@@ -87,14 +83,13 @@ class PluginOptions:
 
     def directive(self) -> tuple[DirectiveMode, StepRule]:
         """Return what is in force until somebody directs the engine."""
-        if self.slo is None or self.fp16_only:
+        if self.slo is None:
             return DirectiveMode.FP16, StepRule()
         return DirectiveMode.AUTO, slo_rule(self.slo)
 
     def measures_steps(self, is_cpu: bool) -> bool:
         """Whether the worker times its steps when it starts."""
-        wanted = self.step_costs == "measure" or (self.step_costs == "auto" and not is_cpu)
-        return wanted and not self.fp16_only
+        return self.step_costs == "measure" or (self.step_costs == "auto" and not is_cpu)
 
     @classmethod
     def of(cls, config: "VllmConfig") -> "PluginOptions":

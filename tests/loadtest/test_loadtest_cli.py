@@ -138,7 +138,7 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     assert max(sample["status"]["replicas"][0]["waiting"] for sample in samples) > 0
     assert summary["service_slo"] == {"ttft_ms": 300.0, "tpot_ms": 40.0}, "of its status"
     assert summary["options"]["load_fraction"] == 1.5
-    for name in ("report.html", "timeline.jsonl", "requests-fp16.jsonl", "requests-adaptive.jsonl", "latencies.png"):
+    for name in ("report.html", "timeline.jsonl", "requests-fp16.jsonl", "requests-adaptive.jsonl", "opening.png"):
         assert (folder / name).stat().st_size > 500
 
 

@@ -3,7 +3,7 @@
 import pytest
 from loadtest_builders import SLO, failed, make_record, make_sample
 
-from loadtest.report.run_summary import counter_growth, exact_answer_share, fp8_reasons, fp16_token_share, summarise
+from loadtest.report.run_summary import counter_growth, exact_answer_share, fp8_reasons, summarise
 from loadtest.report.verdict import verdict
 from loadtest.report.write import table_row
 from workload.percentiles import percentiles
@@ -40,19 +40,9 @@ def test_a_run_is_summarised_as_by_hand():
     assert run.itl_ms.p50 == 10.0
     assert run.dispatch_lag_ms.p99 == pytest.approx(2.0)
     assert run.fp16_token_share == pytest.approx(7 / 9)  # cached tokens were not computed
-    assert run.fp16_token_share_from == "responses"
     assert (run.switches, run.max_waiting) == (5, 7)
     assert (run.replicas_fewest, run.replicas_most) == (1, 1)
     assert run.output_tokens_per_s == pytest.approx(13 / 10)
-
-
-def test_precision_comes_from_status_when_responses_are_silent():
-    samples = [make_sample(0.0, ("a", 0, 100, 10)), make_sample(9.0, ("a", 0, 130, 20))]
-    run = summarise([make_record(precision_tokens=None)], samples, SLO, 10.0)
-    assert (run.fp16_token_share, run.fp16_token_share_from) == (0.75, "status")
-    run = summarise([make_record(precision_tokens=None)], [], SLO, 10.0)
-    assert (run.fp16_token_share, run.fp16_token_share_from, run.switches) == (None, "none", None)
-    assert fp16_token_share([]) is None
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ def test_the_exact_operator_computes_fp16_in_every_mode():
 def test_a_gpu_has_such_layers_plain(monkeypatch):
     gpu = SimpleNamespace(is_cpu=lambda: False, get_device_capability=lambda: SimpleNamespace(major=9, minor=0))
     with set_current_vllm_config(engine_config()):
-        assert not OnlineNestedLinear("layer", is_exact=True).fp16_only
+        assert not OnlineNestedLinear("layer", is_exact=True).stays_plain
         monkeypatch.setattr("nestedfp.vllm_plugin.weights.layers.current_platform", gpu)
-        assert OnlineNestedLinear("layer", is_exact=True).fp16_only
-        assert not OnlineNestedLinear("layer").fp16_only
+        assert OnlineNestedLinear("layer", is_exact=True).stays_plain
+        assert not OnlineNestedLinear("layer").stays_plain
 
 
 @pytest.mark.usefixtures("experts_group", "dtype_again", "fp16_again")

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("experts_group", "dtype_again")
 
 KINDS = {
     "nested": {},
-    "fp16 only": {"additional_config": {"nestedfp": {"fp16_only": True}}},
     "plain": {"quantization": None},
 }
 ATTENTION = {f"self_attn.{name}_proj.weight": (64, 64) for name in "qkvo"}
@@ -90,13 +89,12 @@ def test_whole_checkpoints_load(tmp_path, make, kind):
     load(write(tmp_path / "a", *make()), kind)
 
 
-@pytest.mark.parametrize("kind", ["nested", "fp16 only"])
 @pytest.mark.parametrize("beyond", [0, 1, 100_000])
-def test_converted_checkpoints_load(tmp_path, kind, beyond):
+def test_converted_checkpoints_load(tmp_path, beyond):
     config, tensors = shipped()
     tensors["model.layers.1.self_attn.k_proj.weight"].view(-1)[:beyond] = 2.5
     convert(write(tmp_path / "a", config, tensors), tmp_path / "b")
-    load(tmp_path / "b", kind)
+    load(tmp_path / "b")
 
 
 def test_a_model_of_vectors_loads_without_the_head_that_it_does_not_have(tmp_path):

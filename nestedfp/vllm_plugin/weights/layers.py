@@ -49,7 +49,7 @@ class NestedLinearBase(LinearMethodBase):
             capability = (found.major, found.minor)
             self.quantize_activations = multiplies_fp8(capability)
             self.by_library = is_portable(capability) and options.fused_quantiser != "always"
-        self.fp16_only = options.fp16_only or (is_exact and not current_platform.is_cpu())
+        self.stays_plain = is_exact and not current_platform.is_cpu()
         self.is_exact = is_exact
         self.plain = UnquantizedLinearMethod()
 
@@ -61,7 +61,7 @@ class NestedLinearBase(LinearMethodBase):
         Raises:
             ValueError: for a NaN or an infinity.
         """
-        if self.fp16_only:
+        if self.stays_plain:
             self.keep_plain(layer, layer.weight.data)
             return
         nested = nest(layer.weight.data)
@@ -198,7 +198,7 @@ class StoredNestedLinear(NestedLinearBase):
         if scratch is None:
             del layer.weight
             require_loaded(self.prefix, upper)
-            if self.fp16_only:
+            if self.stays_plain:
                 for name in ("weight_upper", "weight_lower"):
                     layer.register_parameter(name, None)
                 self.keep_plain(layer, join(upper, lower))

@@ -50,7 +50,7 @@ class EngineControl(RequestClasses):
     def nestedfp_take_fp8_shares(self, ranks: list[float]) -> None:
         """Take what share of its weights has an FP8 mode on every rank; where it is none, no step is called FP8."""
         self._fp8_share = min(ranks)
-        self._fp16_only = self._fp16_only or not any(ranks)
+        self._fp16_only = not any(ranks)
 
     def nestedfp_step_costs(self) -> list[list[float]] | None:
         """Return ``[tokens, fp16_ms, fp8_ms]`` by step size, which ``auto`` goes by; None: not measured."""
