@@ -120,7 +120,7 @@ class EngineSection(FrozenModel):
         None  # prompts and expected answers in one replica at most; None: four times what the KV cache holds
     )
     queue_deadline_s: Annotated[float, Field(gt=0, le=3600)] | None = (
-        None  # from the arrival until the engine has begun a request that says nothing; later is refused with 503
+        None  # from the arrival: what the engine will probably begin later is refused with 503; of requests that say nothing
     )
     enforce_eager: bool = False  # skip torch.compile (and CUDA graphs): starts faster, steps are slower
     enable_prefix_caching: bool = True

@@ -34,7 +34,7 @@ class Reason(enum.StrEnum):
     SEQUENCES = "sequences"  # too many inside
     TOKENS = "tokens"  # too many inside
     DEADLINE = "deadline"  # the engine was not expected to begin it in time
-    LATE = "late"  # its time was up before the engine had begun it
+    LATE = "late"  # its time was up before the engine had it
 
 
 class NoRoom(Exception):
@@ -248,13 +248,11 @@ class Admission:
         self._by_class[place.priority] -= place.sequences
         self.tokens_inside -= place.tokens
 
-    def late(self, priority: Priority, in_engine: bool) -> NoRoom:
-        """Return what a request hears, and count it, that the engine did not begin in time."""
-        wait_s = self.expected_wait_s(priority)
-        message = "overloaded: the engine did not begin this request before its queue deadline"
-        refusal = self._refusal(Reason.LATE, priority, message, wait_s)
-        if not in_engine:  # else it is among the engine's arrivals
-            self.turned_away(refusal)
+    def late(self, priority: Priority) -> NoRoom:
+        """Return what a request hears, and count it, whose queue deadline was up in front of the engine."""
+        message = "overloaded: this request could not be given to the engine before its queue deadline"
+        refusal = self._refusal(Reason.LATE, priority, message, self.expected_wait_s(priority))
+        self.turned_away(refusal)
         return refusal
 
     def turned_away(self, refusal: NoRoom, offered_to: int = 1) -> None:

@@ -25,7 +25,6 @@ from deploy.front import streams
 from deploy.front.app import Front
 from deploy.front.checks import grammars
 from deploy.front.context import PathMeter
-from deploy.front.deadline import EngineQueue
 from deploy.front.generate import Generate, Inexact, Queueing
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.routes import text
@@ -191,11 +190,7 @@ class NestedFPServer:
             self._agent or PeerView(),
             self._max_body_bytes,
             self._keys,
-            Queueing(
-                self._queue_deadline_s,
-                self._by_priority,
-                None if self._agent is None else EngineQueue(self.engine.client, self.engine.call),
-            ),
+            Queueing(self._queue_deadline_s, self._by_priority),
             streams.taps_of(self.engine.client, self._meter.delivered),
             self._inexact,
         )

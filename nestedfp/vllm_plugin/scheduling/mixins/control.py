@@ -60,18 +60,6 @@ class EngineControl(RequestClasses):
         """Forget how long the warm-up's steps took, so that nobody takes a cold start for an overload."""
         self._totals.forget_durations()
 
-    def nestedfp_not_begun(self, request_ids: list[str]) -> bool:
-        """Return whether these requests are in the queue and no step has computed anything of any of them."""
-        requests = [self.requests.get(rid) for rid in request_ids]
-        begun = (RequestStatus.RUNNING, RequestStatus.PREEMPTED)
-        return all(
-            request is not None
-            and request.status not in begun
-            and not request.is_finished()
-            and not request.nestedfp_started
-            for request in requests
-        )
-
     def nestedfp_step_seconds(self) -> dict[str, float]:
         """Return how many seconds the steps of each precision have taken since the start."""
         return {mode.value: seconds for mode, seconds in self._totals.seconds.items()}
