@@ -138,7 +138,7 @@ def unpack(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int) -> tuple[to
 def linear(
     x: torch.Tensor,
     upper: torch.Tensor,
-    lower: torch.Tensor | None,
+    lower: torch.Tensor,
     bias: torch.Tensor | None,
     outlier_rows: torch.Tensor | None,
     outlier_cols: torch.Tensor | None,
@@ -155,8 +155,7 @@ def linear(
 
     Args:
         x: [..., k] float16, bfloat16 or float32.
-        upper, lower: planes from ``pack``. FP8 mode needs no ``lower`` on a CPU, and on a GPU none with
-            ``quantize_activations``: None where the FP16 weight is kept elsewhere.
+        upper, lower: planes from ``pack``.
         bias: [n] of any of those dtypes, or None.
         outlier_rows, outlier_cols, outlier_deltas: from ``list_outliers``, or None each; they always multiply the
             ``x`` given, never a quantised one.
@@ -195,7 +194,7 @@ def linear_carried(
     carrier: torch.Tensor,
     scales: torch.Tensor,
     upper: torch.Tensor,
-    lower: torch.Tensor | None,
+    lower: torch.Tensor,
     bias: torch.Tensor | None,
     n: int,
     k: int,
@@ -276,7 +275,7 @@ def silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _fake_linear(
     x: torch.Tensor,
     upper: torch.Tensor,
-    lower: torch.Tensor | None,
+    lower: torch.Tensor,
     bias: torch.Tensor | None,
     outlier_rows: torch.Tensor | None,
     outlier_cols: torch.Tensor | None,
@@ -294,7 +293,7 @@ def _fake_linear_carried(
     carrier: torch.Tensor,
     scales: torch.Tensor,
     upper: torch.Tensor,
-    lower: torch.Tensor | None,
+    lower: torch.Tensor,
     bias: torch.Tensor | None,
     n: int,
     k: int,
