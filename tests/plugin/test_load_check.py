@@ -148,9 +148,8 @@ def test_what_a_converted_checkpoint_lacks_is_named(tmp_path, name):
     if len(kept) == len(tensors):
         load(tmp_path / "a")
         return
-    for kind in ("nested", "fp16 only"):
-        with pytest.raises(CheckpointError, match="the checkpoint lacks weights of"):
-            load(tmp_path / "a", kind)
+    with pytest.raises(CheckpointError, match="the checkpoint lacks weights of"):
+        load(tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", [LAYER + "mlp.experts.3.up_proj.weight", LAYER + "mlp.gate.weight", "lm_head.weight"])
@@ -172,10 +171,10 @@ BAD = {
     [
         ("model.embed_tokens.weight", "nested", "nan"),
         ("model.norm.weight", "plain", "nan"),
-        ("model.norm.weight", "fp16 only", "infinity"),
+        ("model.norm.weight", "plain", "infinity"),
         (LAYER + "self_attn.q_proj.bias", "nested", "infinity"),
         (LAYER + "mlp.down_proj.weight", "nested", "nan"),
-        (LAYER + "mlp.down_proj.weight", "fp16 only", "infinity"),
+        (LAYER + "mlp.down_proj.weight", "plain", "infinity"),
     ],
 )
 def test_a_value_that_is_none_is_named(tmp_path, name, bad, kind):
@@ -209,7 +208,7 @@ def test_a_value_beyond_the_range_of_fp16_is_named(tmp_path, name, dtype):
     tensors = {each: tensor.to(dtype) for each, tensor in tensors.items()}
     load(write(tmp_path / "a", config, tensors))
     tensors[name].view(-1)[3] = 70000.0
-    for kind in ("nested", "fp16 only"):
+    for kind in ("nested", "plain"):
         with pytest.raises(
             ValueError, match=rf"{name.removesuffix('.weight')}.*: 1 of \d+ weights are NaN or infinite"
         ):
