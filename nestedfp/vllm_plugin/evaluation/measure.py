@@ -91,7 +91,7 @@ class _Run:
 def measure(
     model: str, windows: Sequence[list[int]], answers: int, done: Callable[[int], object]
 ) -> Iterator[dict[str, Any]]:
-    """Yield ``tokens``, ``classes``, ``greedy`` and ``layer_errors`` (docs/fidelity.md has the schema), again with each of OPTIONAL.
+    """Yield ``tokens``, ``classes``, ``greedy`` and ``layer_errors`` (schema: docs/fidelity.md), again after each of OPTIONAL.
 
     Args:
         model: folder of a plain checkpoint.
@@ -119,7 +119,7 @@ def measure(
                         run.compare(name, other, mode)
             except Exception as error:  # vLLM has many ways to refuse; the rest of the report stands
                 last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-                run.classes |= dict.fromkeys(modes, {"unavailable": last[:160]})
+                run.classes |= {name: {"unavailable": last[:160]} for name in modes}
             yield run.report(layer_errors)
 
 
