@@ -166,7 +166,6 @@ class Directive(FrozenModel):
     order: StandingOrder | None = None  # the operator's, for this replica or for all
     order_for_all: StandingOrder | None = None  # beside one for this replica
     replicas: Count | None = None  # ready ones that the controller knows; None: not reported
-    fp16_replicas: Count | None = None  # of them, those directed to FP16 or auto: where pinned requests can go
 
 
 class DirectiveAck(FrozenModel):

@@ -176,8 +176,8 @@ class Generate:
         Raises:
             Refused: it cannot, or another one had better.
         """
-        standing, pinned = self._standing, context.pinned
-        if pinned and self._inexact is not None:
+        standing = self._standing
+        if context.pinned and self._inexact is not None:
             raise Refused(
                 503,
                 f"no answer can be exact: {self._inexact}; ask for 'fast' or 'auto'",
@@ -190,8 +190,6 @@ class Generate:
             raise self._dead(context, f"this replica cannot take requests: {fault}")
         if standing.engine_is_late and self._goes_elsewhere(context):
             raise Refused(ELSEWHERE_STATUS, "this replica's engine does not answer now")
-        if pinned and standing.pinned_go_elsewhere() and self._elsewhere.may_go(context.headers, context.body_bytes):
-            raise Refused(ELSEWHERE_STATUS, "another replica runs exact FP16")
 
     def _decided(self, asked: AskedPrecision) -> str:
         """What an answer that begins now will be, as far as anybody knows."""

@@ -225,16 +225,6 @@ def test_the_trial_of_a_grammar_is_told_how_long_the_request_may_wait_for_it():
     assert told == [2.5, 0.0, None]
 
 
-@pytest.mark.parametrize(
-    ("pin", "fp16_elsewhere", "status"), [("fp16", True, ELSEWHERE_STATUS), ("fp16", False, 400), ("auto", True, 400)]
-)
-def test_a_pinned_request_goes_to_a_replica_that_runs_fp16(pin, fp16_elsewhere, status):
-    app = front(failing(VLLMValidationError("got in")), Peers(True, fp16_elsewhere))
-    headers = {ATTEMPT_HEADER: "a", "x-nestedfp-precision": pin}
-    assert ask(app, headers=headers)[0] == status
-    assert ask(app, headers=headers)[0] == 400, "at second sight it is taken: an FP8 replica runs its steps in FP16"
-
-
 def test_who_was_sent_on_is_remembered_and_the_memory_is_bounded():
     elsewhere = Elsewhere(capacity=3)
 
