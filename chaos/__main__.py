@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from chaos import campaign
-from chaos.campaign import SoakResult
 from chaos.fault_cost import FaultResult
 from chaos.faults import FAULTS
 from deploy.config import ConfigError, load
@@ -29,10 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
     parser.add_argument("--config", type=Path, default=CONFIG, help="deployment YAML (default: %(default)s)")
-    parser.add_argument("--faults", help=f"comma-separated (default: all): {', '.join(FAULTS)}; '' for none")
-    parser.add_argument(
-        "--minutes", type=float, default=3.0, help="of the soak at the end; 0: none (default: %(default)g)"
-    )
+    parser.add_argument("--faults", help=f"comma-separated (default: all): {', '.join(FAULTS)}")
     parser.add_argument("--port", type=int, default=8490)
     parser.add_argument("--out", type=Path, default=Path("runs"), help="the report goes to a folder of this one")
     args = parser.parse_args(argv)
@@ -41,8 +37,6 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--faults: unknown: {', '.join(sorted(unknown))}; known: {', '.join(FAULTS)}")
     if not args.config.is_file():
         parser.error(f"--config: no such file: {args.config}")
-    if args.minutes < 0 or 0 < args.minutes < 1:
-        parser.error("--minutes: 0, or at least 1")
     try:
         load(args.config)
     except ConfigError as error:
@@ -55,31 +49,27 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, names: list[str], folder: Path) -> int:
-    """Start the service, inject and soak; the report grows as it goes."""
+    """Start the service and inject; the report grows as it goes."""
     began_s = time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - began_s:6.0f} s  {text}", flush=True)
 
     found: list[FaultResult] = []
-    soak: SoakResult | None = None
     whole = True
     try:
         with campaign.running(args.config, args.port, folder, say) as service:
             for fault in campaign.strike_all(service, names, folder, say):
                 found.append(fault)
-                write(folder, found, soak)
+                write(folder, found)
                 say(f"  detected after {fault.detect_s} s, recovered after {fault.recover_s} s; {fault.notes}")
-            if args.minutes:
-                say("soak")
-                soak = campaign.soaked(service, args.minutes, folder)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (ServiceError, campaign.CampaignError) as error:
         say(f"error: {error}")
         whole = False
-    write(folder, found, soak)
+    write(folder, found)
     print((folder / "chaos.md").read_text())
     print(folder / "chaos.json")
     return 0 if whole and all(fault.is_good for fault in found) else 1
@@ -95,15 +85,11 @@ def table(faults: Sequence[FaultResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(folder: Path, faults: Sequence[FaultResult], soak: SoakResult | None) -> None:
-    """Write chaos.json and chaos.md; ``soak`` is null where there was none."""
-    whole = {"faults": [asdict(fault) for fault in faults], "soak": None if soak is None else asdict(soak)}
+def write(folder: Path, faults: Sequence[FaultResult]) -> None:
+    """Write chaos.json and chaos.md."""
+    whole = {"faults": [asdict(fault) for fault in faults]}
     (folder / "chaos.json").write_text(json.dumps(whole, indent=1) + "\n")
-    text = table(faults)
-    if soak is not None:
-        growth = f"resident memory {soak.rss_growth_pct:+.2f} %, descriptors {soak.fd_growth:+d}"
-        text += f"\nSoak: {soak.minutes:g} minutes, {growth}\n"
-    (folder / "chaos.md").write_text(text)
+    (folder / "chaos.md").write_text(table(faults))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Runs the campaign: the service is started once; each fault has a load, a watch and a time to recover of its own."""
 
 import contextlib
-import os
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +27,6 @@ DETECT_LIMIT_S = 15.0  # after the end of a fault's cause, for its first sign
 PATIENCE_S = 120.0  # of the load's clients: what takes so long hangs
 LONGEST_S = 900.0  # that a load goes on
 START_LIMIT_S = 900.0
-SAMPLE_PERIOD_S = 5.0
-WARM_S = 20.0  # of load before a soak is measured
 
 
 class CampaignError(RuntimeError):
@@ -52,15 +48,6 @@ class ServiceUnderTest:
     family: Family
     model_id: str
     replicas: int
-
-
-@dataclass(frozen=True, slots=True)
-class SoakResult:
-    """How much more a service held in the last than in the first fifth of a soak: resident memory and open descriptors."""
-
-    minutes: float
-    rss_growth_pct: float
-    fd_growth: int
 
 
 @contextlib.contextmanager
@@ -159,37 +146,3 @@ def strike_all(
         yield found
         if found.recover_s is None:
             raise CampaignError(f"{name}: the service did not recover within {RECOVERY_LIMIT_S:.0f} s")
-
-
-def soaked(service: ServiceUnderTest, minutes: float, folder: Path) -> SoakResult:
-    """Ask steadily for so long, at least a minute, and look at memory and descriptors."""
-    samples = []
-    with steady_load(service, folder, WARM_S + 60 * minutes) as sent:
-        began_s = sent.start_s() + WARM_S
-        time.sleep(WARM_S)
-        while time.monotonic() - began_s < 60 * minutes:
-            samples.append(held(service.family))
-            time.sleep(SAMPLE_PERIOD_S)
-        sent.end()
-    return growth(samples, minutes)
-
-
-def held(family: Family) -> tuple[int, int]:
-    """Return resident bytes and open descriptors of all processes; those that end meanwhile are left out."""
-    resident_bytes = descriptors = 0
-    for process in family.processes():
-        folder = Path("/proc") / str(process.pid)
-        with contextlib.suppress(OSError):
-            pages, count = int((folder / "statm").read_text().split()[1]), len(os.listdir(folder / "fd"))
-            resident_bytes += pages * os.sysconf("SC_PAGE_SIZE")
-            descriptors += count
-    return resident_bytes, descriptors
-
-
-def growth(samples: Sequence[tuple[int, int]], minutes: float) -> SoakResult:
-    """Compare medians of the first and the last fifth of the samples, resident bytes and descriptors each."""
-    ends = max(2, round(len(samples) / 5))
-    (first_bytes, first_fds), (last_bytes, last_fds) = (
-        map(statistics.median, zip(*part, strict=True)) for part in (samples[:ends], samples[-ends:])
-    )
-    return SoakResult(minutes, round(100 * (last_bytes / first_bytes - 1), 2), round(last_fds - first_fds))

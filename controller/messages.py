@@ -73,7 +73,7 @@ class EngineStats(FrozenModel):
     fp8_reasons: dict[str, Count] = Field(default_factory=dict)  # of them, by what asked for FP8 (nestedfp/steps)
     tokens_fp16: Count  # prompt and completion tokens computed in FP16 steps
     tokens_fp8: Count
-    fp16_only: bool = False  # a GPU without kernels for FP8: every step runs FP16, whatever the directive
+    fp16_only: bool = False  # no layer has an FP8 mode: every step runs FP16, whatever the directive
     # Step size from which FP8 saved time at the start; None: not measured, or it never did.
     fp8_pays_from_tokens: Count | None = None
     fp8_weight_share: Annotated[float, Field(ge=0, le=1)] | None = None  # of the weights' bytes; None: not reported
@@ -166,7 +166,6 @@ class Directive(FrozenModel):
     order: StandingOrder | None = None  # the operator's, for this replica or for all
     order_for_all: StandingOrder | None = None  # beside one for this replica
     replicas: Count | None = None  # ready ones that the controller knows; None: not reported
-    fp16_replicas: Count | None = None  # of them, those directed to FP16 or auto: where pinned requests can go
 
 
 class DirectiveAck(FrozenModel):

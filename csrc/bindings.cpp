@@ -61,13 +61,13 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("pack(Tensor upper, Tensor lower) -> (Tensor packed_upper, Tensor packed_lower)");
     m.def("unpack(Tensor upper, Tensor lower, int n, int k) -> (Tensor plain_upper, Tensor plain_lower)");
     m.def(
-        "linear(Tensor x, Tensor upper, Tensor? lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
+        "linear(Tensor x, Tensor upper, Tensor lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
         "Tensor? outlier_deltas, SymInt n, SymInt k, bool quantize_activations) -> Tensor");
     m.def(
         "linear_exact(Tensor x, Tensor upper, Tensor lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
         "Tensor? outlier_deltas, SymInt n, SymInt k) -> Tensor");
     m.def(
-        "linear_carried(Tensor carrier, Tensor scales, Tensor upper, Tensor? lower, Tensor? bias, SymInt n, SymInt k) "
+        "linear_carried(Tensor carrier, Tensor scales, Tensor upper, Tensor lower, Tensor? bias, SymInt n, SymInt k) "
         "-> Tensor");
     // On a CPU these three are nestedfp/kernels/activations.py's.
     m.def("rms_norm(Tensor x, Tensor weight, float epsilon) -> (Tensor carrier, Tensor scales)");

@@ -56,13 +56,6 @@ inline void check_matrix(const char* op, const char* name, const Tensor& tensor)
                     " of shape [N, K] with N, K >= 1, got ", shape_of(tensor));
 }
 
-// The lower plane may be missing where the kernel does not read it.
-inline void check_lower_is_there(const char* op, const std::optional<Tensor>& lower, bool is_unread) {
-    STD_TORCH_CHECK(lower.has_value() || is_unread, op,
-                    ": expected a lower plane, got None; without one only FP8 mode runs, on a GPU with "
-                    "quantize_activations");
-}
-
 // The lists of the weights beyond the planes' range: all three or none, of one length. check_place(op, name, tensor)
 // says whether a list is where the op runs.
 template <typename CheckPlace>

@@ -70,7 +70,6 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
         admission={
             "limit": config.engine.admission_limit,
             "tokens": config.engine.admission_tokens,
-            "shares": [config.engine.admission_high, config.engine.admission_batch],
         },
         queue_deadline_s=config.engine.queue_deadline_s,
         max_body_bytes=config.http.max_body_bytes,

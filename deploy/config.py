@@ -109,9 +109,6 @@ class EngineSection(FrozenModel):
 
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"  # auto: gpu if this machine has one that CUDA can use
     quantization: Literal["nestedfp", "none"] = "nestedfp"  # none: plain FP16 vLLM, the peer to compare with
-    weights: Literal["nested", "two_copies"] = (
-        "nested"  # one store for both precisions; two_copies: plain FP16 and FP8 beside each other, half as much memory again
-    )
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     max_num_seqs: Annotated[int, Field(ge=1)] = 32
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048  # token budget of one step
@@ -121,12 +118,8 @@ class EngineSection(FrozenModel):
     admission_tokens: Annotated[int, Field(ge=1)] | None = (
         None  # prompts and expected answers in one replica at most; None: four times what the KV cache holds
     )
-    admission_high: Annotated[float, Field(ge=1)] = (
-        1.25  # of these bounds, how much requests of the class high may fill
-    )
-    admission_batch: Annotated[float, Field(gt=0, le=1)] = 0.5  # and those of the class batch
     queue_deadline_s: Annotated[float, Field(gt=0, le=3600)] | None = (
-        None  # from the arrival until the engine has begun a request that says nothing; later is refused with 503
+        None  # from the arrival: what the engine will probably begin later is refused with 503; of requests that say nothing
     )
     enforce_eager: bool = False  # skip torch.compile (and CUDA graphs): starts faster, steps are slower
     enable_prefix_caching: bool = True
@@ -157,8 +150,8 @@ class EngineSection(FrozenModel):
         3.0  # processor time that compiling the grammar of one structured output may take; more is refused with 400
     )
     fp16_reads_fp8_blocks: bool = False  # under fp16, reuse prefix-cache blocks that FP8 steps wrote, and disclose it
-    unsupported_gpu: Literal["refuse", "fp16", "portable"] = (
-        "refuse"  # what to do on a GPU other than Hopper; fp16: exact FP16 only, through vLLM's own kernels; portable: both
+    unsupported_gpu: Literal["refuse", "portable"] = (
+        "refuse"  # what to do on a GPU other than Hopper; portable: both precisions, through the portable kernels
     )
     # Further arguments of vLLM's engine by their names, as vLLM spells them.
     extra: dict[str, Any] = Field(default_factory=dict)

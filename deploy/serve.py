@@ -289,7 +289,7 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
             from deploy.startup.local_ray import start_cluster, stop_cluster
             from deploy.startup.next_steps import next_steps
 
-            memory = stack.enter_context(leftovers.SharedMemory(folder))
+            memory = stack.enter_context(leftovers.SharedMemory())
             processes = stack.enter_context(leftovers.no_process_left())
             stack.callback(stop_cluster, APP_NAME, config.http.drain_s)
             stack.callback(lambda: processes.extend(leftovers.descendants()))

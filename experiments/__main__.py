@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.results_csv import gpu_description
-from experiments import campaign, config, plots, predict, results
+from experiments import campaign, config, predict, results
 from workload.azure import TraceError
 
 RESULTS = Path("docs") / "results"
@@ -34,15 +34,13 @@ def main(argv: list[str] | None = None) -> int:
         type=Path,
         help="folder for a log of the service's steps, which slows each (python -m simulator fit)",
     )
-    summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json and a picture")
+    summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json")
     summary.add_argument(
         "--add",
         action="store_true",
         help="keep what the summary there has, of the same window and SLO, and the folder has no reports of",
     )
-    simulated = commands.add_parser(
-        "predict", help="simulate it: predicted.json beside the summary, and a table of both"
-    )
+    simulated = commands.add_parser("predict", help="simulate it: predicted.json beside the summary")
     simulated.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV")
     simulated.add_argument(
         "--table", type=Path, required=True, help="step costs of the engine (python -m simulator fit)"
@@ -91,24 +89,18 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     results.write(found, folder)
-    plots.draw(found, folder / "attainment.svg")
     print(f"{len(found.runs)} load tests in {folder / results.KEPT}; python -m docs.tables shows them")
     return 0 if whole else 1
 
 
 def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
-    """Simulate; show what was predicted beside what was measured, where it was."""
     if not 0 <= args.front_ms < math.inf:
         raise config.ExperimentError(f"--front-ms: expected milliseconds from 0 on, got {args.front_ms:g}")
     found = predict.predict(experiment, args.trace, args.table, _say, args.front_ms)
     folder = args.results / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")
-    measured = results.read(folder) if (folder / results.KEPT).exists() else None
-    if measured is None or measured.window != experiment.load.window:
-        print(results.predictions(found.runs))
-    else:
-        print(results.predictions(found.runs, measured))
+    print(f"{len(found.runs)} predictions in {folder / predict.KEPT}; python -m docs.tables shows them")
     return 0
 
 

@@ -41,7 +41,7 @@ class Prediction(FrozenModel):
     seed: int
     ttft_ms: Percentiles
     tpot_ms: Percentiles
-    tight_slo: float
+    slo_attainment: float
     exact_answer_share: float | None = None  # None: of predictions from before it was told
     fp16_token_share: float | None
 
@@ -153,7 +153,11 @@ def predict(
                     found.append(_simulate(experiment, run, rate, seed, replayed, limited, front_ms))
                 except SimulationError as error:
                     raise ExperimentError(f"simulation of {run.name}: {error}") from error
-                say(f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * found[-1].tight_slo:.1f} %")
+                exact = 100 * (found[-1].exact_answer_share or 0)
+                say(
+                    f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * found[-1].slo_attainment:.1f} % in the SLO, "
+                    f"{exact:.1f} % exact answers"
+                )
     return Predictions(table=table.name, front_ms=front_ms, runs=tuple(found))
 
 
@@ -177,7 +181,7 @@ def _simulate(
         seed=seed,
         ttft_ms=percentiles(r.ttft_ms for r in requests if r.ttft_ms is not None),
         tpot_ms=percentiles(r.tpot_ms for r in requests if r.tpot_ms is not None),
-        tight_slo=float(np.mean([meets_ttft(r, slo) and meets_tpot(r, slo) for r in requests])),
+        slo_attainment=float(np.mean([meets_ttft(r, slo) and meets_tpot(r, slo) for r in requests])),
         exact_answer_share=exact_answer_share(requests),
         fp16_token_share=fp16_token_share(requests),
     )

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from controller.config import explain
 from experiments.config import Experiment, ExperimentError, Run, TraceWindow
-from experiments.predict import Prediction
 from loadtest.report.error_kinds import error_kinds
 from loadtest.report.run_summary import RunSummary, exact_answer_share, meets_tpot, meets_ttft
 from workload.frozen import FrozenModel
@@ -18,7 +17,6 @@ from workload.percentiles import Percentiles
 from workload.records import RequestRecord, read_requests
 from workload.slo import Slo
 
-LOOSE = 2.0  # times the tight SLO, as in the NestedFP evaluation (5 and 10 times a single request's latency)
 BOOTSTRAPS = 1000
 KEPT = "summary.json"
 MACHINE = "machine.txt"  # in the folder of the reports: what they were measured on
@@ -36,11 +34,9 @@ class Cell(FrozenModel):
     errors: dict[str, int]
     ttft_ms: Percentiles
     tpot_ms: Percentiles
-    tight_slo: float
-    tight_slo_low: float  # 95 % interval by bootstrap over requests
-    tight_slo_high: float
-    loose_slo: float
-    slo_attainment: float  # the same as tight_slo
+    slo_attainment: float
+    slo_attainment_low: float  # 95 % interval by bootstrap over requests
+    slo_attainment_high: float
     goodput_rps: float
     output_tokens_per_s: float
     exact_answer_share: float | None = None  # None: of plain vLLM, and of summaries from before it was told
@@ -53,10 +49,6 @@ class Cell(FrozenModel):
     fp8_reasons: dict[str, int] | None = None  # FP8 steps by what asked for them; None: not told
     late_starts: int
     valid: bool
-    saturated_by: str
-    seconds_of_tpot_misses_per_minute: (
-        float  # seconds in which an answer in progress was slower than the TPOT objective
-    )
 
 
 class Results(FrozenModel):
@@ -104,7 +96,6 @@ def _cell(
     run: Run, rate_rps: float, seed: int, summary: RunSummary, records: Sequence[RequestRecord], slo: Slo
 ) -> Cell:
     good = np.array([meets_ttft(record, slo) and meets_tpot(record, slo) for record in records])
-    doubled = Slo(ttft_ms=LOOSE * slo.ttft_ms, tpot_ms=LOOSE * slo.tpot_ms)
     drawn = np.random.default_rng(seed).choice(good, (BOOTSTRAPS, len(good))).mean(axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5])
     return Cell(
@@ -116,11 +107,9 @@ def _cell(
         errors=error_kinds(record.error for record in records if record.error is not None),
         ttft_ms=summary.ttft_ms,
         tpot_ms=summary.tpot_ms,
-        tight_slo=float(good.mean()),
-        tight_slo_low=float(low),
-        tight_slo_high=float(high),
-        loose_slo=float(np.mean([meets_ttft(r, doubled) and meets_tpot(r, doubled) for r in records])),
         slo_attainment=float(good.mean()),
+        slo_attainment_low=float(low),
+        slo_attainment_high=float(high),
         goodput_rps=summary.goodput_rps,
         output_tokens_per_s=summary.output_tokens_per_s,
         exact_answer_share=exact_answer_share(records),
@@ -131,29 +120,7 @@ def _cell(
         fp8_reasons=summary.fp8_reasons,
         late_starts=summary.late_starts,
         valid=summary.valid,
-        saturated_by=summary.saturated_by,
-        seconds_of_tpot_misses_per_minute=tpot_miss_seconds(records, slo) * 60 / summary.duration_s,
     )
-
-
-def tpot_miss_seconds(records: Sequence[RequestRecord], slo: Slo) -> float:
-    """Return how many whole seconds of the run had a mean gap between pieces of answers above the TPOT objective.
-
-    The NestedFP paper's Figure 1 counts such seconds. Gaps are counted in the second in which they end, one gap for every
-    piece; pieces of several tokens count once.
-    """
-    ends_s, gaps_ms = [], []
-    for record in records:
-        if record.error is None and len(record.chunk_ms) > 1:
-            chunks = np.asarray(record.chunk_ms)
-            ends_s.append(record.intended_s + chunks[1:] / 1e3)
-            gaps_ms.append(np.diff(chunks))
-    if not ends_s:
-        return 0.0
-    seconds = np.concatenate(ends_s).astype(int)
-    count = np.bincount(seconds)
-    total_ms = np.bincount(seconds, np.concatenate(gaps_ms))
-    return float(np.sum(total_ms[count > 0] / count[count > 0] > slo.tpot_ms))
 
 
 def write(results: Results, folder: Path) -> None:
@@ -204,50 +171,11 @@ def read(folder: Path) -> Results:
         ) from error
 
 
-COMPARED = (
-    "requests/s",
-    "policy",
-    "exact answers, %",
-    "tokens in FP16, %",
-    "within the SLO, %",
-    "TTFT p50, ms",
-    "p90",
-    "TPOT p50, ms",
-    "p90",
-)
-
-
-def predictions(predicted: Sequence[Prediction], measured: Results | None = None) -> str:
-    """Return a Markdown table of what was simulated, or measured / simulated for every load test that has both."""
-    by_key = {} if measured is None else {(cell.policy, cell.rate_rps, cell.seed): cell for cell in measured.runs}
-    rows = []
-    for each in sorted(predicted, key=lambda each: each.rate_rps):
-        cell = by_key.get((each.policy, each.rate_rps, each.seed))
-        if measured is None or cell is not None:
-            sides: tuple[Cell | Prediction, ...] = (each,) if cell is None else (cell, each)
-            rows.append((f"{each.rate_rps:g}", each.policy, *map(" / ".join, zip(*map(_figures, sides), strict=True))))
-    return "\n".join(f"| {' | '.join(fields)} |" for fields in (COMPARED, ["---"] * len(COMPARED), *rows))
-
-
-def _figures(one: Cell | Prediction) -> list[str]:
-    return [
-        _percent(one.exact_answer_share),
-        _percent(one.fp16_token_share),
-        f"{100 * one.tight_slo:.1f}",
-        *(f"{getattr(one.ttft_ms, p):.0f}" for p in ("p50", "p90")),
-        *(f"{getattr(one.tpot_ms, p):.1f}" for p in ("p50", "p90")),
-    ]
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f}"
-
-
 def interval(cells: Sequence[Cell]) -> tuple[float, float]:
     """Return how far the share within the SLO reaches: over the seeds, or of one seed the bootstrap's interval."""
     if len(cells) == 1:
-        return cells[0].tight_slo_low, cells[0].tight_slo_high
-    return min(c.tight_slo for c in cells), max(c.tight_slo for c in cells)
+        return cells[0].slo_attainment_low, cells[0].slo_attainment_high
+    return min(c.slo_attainment for c in cells), max(c.slo_attainment for c in cells)
 
 
 def groups(results: Results) -> dict[tuple[float, str], list[Cell]]:

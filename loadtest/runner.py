@@ -8,7 +8,6 @@ import numpy as np
 
 from loadtest.config import LoadtestConfig
 from loadtest.progress import Progress
-from loadtest.report.standing import stand
 from loadtest.sampling import Sampler
 from loadtest.sender.dispatch import run_plan
 from loadtest.sender.plan import Event, PlannedRequest, SendPlan
@@ -40,7 +39,7 @@ def run_policy(
     def poll(elapsed_s: float, event: Event) -> None:
         if elapsed_s <= 0:  # the sender is ready, the first request is not due
             return
-        sampler.take(elapsed_s, event)
+        sampler.take(elapsed_s)
         progress.say(
             f"{policy}: {max(elapsed_s, 0):.0f}/{config.duration_s:.0f} s, {event.sent}/{len(arrivals)} sent, "
             f"{event.in_flight} in flight, {event.done} done, {event.errors} errors{_shown(sampler.samples)}"
@@ -64,7 +63,7 @@ def run_policy(
     records = run_plan(plan, poll, service.key)
     time.sleep(SNAPSHOT_S)
     sampler.take(max((sample.at_s for sample in sampler.samples), default=0.0) + SNAPSHOT_S)
-    return records, stand(records, sampler.samples)
+    return records, tuple(sampler.samples)
 
 
 def planned(arrivals: Sequence[Arrival], exact_share: float, seed: int) -> tuple[PlannedRequest, ...]:
@@ -87,7 +86,7 @@ def _shown(samples: Sequence[TimelineSample]) -> str:
     if status is None:
         return ""
     modes = "+".join(sorted({replica.mode for replica in status.replicas})) or status.mode
-    return f"; {status.in_path or 0} in the path, {status.waiting} waiting, mode {modes}"
+    return f"; {status.waiting} waiting, mode {modes}"
 
 
 def _cool_down(cooldown_s: float, policy: Policy, progress: Progress) -> None:

@@ -1,9 +1,8 @@
-"""Looks at the service and the sender while a plan runs: the samples of the timeline."""
+"""Looks at the service while a plan runs: the samples of the timeline."""
 
 from loadtest.errors import ServiceError
-from loadtest.sender.plan import Event
 from loadtest.service.admin import ServiceClient
-from workload.records import Policy, SenderLoad, TimelineSample
+from workload.records import Policy, TimelineSample
 
 MAX_FAILED_POLLS = 20  # in a row: the service is gone
 
@@ -24,7 +23,7 @@ class Sampler:
         self._tells = tells
         self._failed = 0
 
-    def take(self, at_s: float, event: Event | None = None) -> None:
+    def take(self, at_s: float) -> None:
         """Take a sample; one that fails is left out.
 
         Raises:
@@ -40,7 +39,4 @@ class Sampler:
                 if self._failed >= MAX_FAILED_POLLS:
                     raise
                 return
-        sender = None
-        if event is not None and event.cpu_s:
-            sender = SenderLoad(at_s=event.elapsed_s, cpu_s=event.cpu_s, cpu_share=event.cpu_share, lag_ms=event.lag_ms)
-        self.samples.append(TimelineSample(policy=self._policy, at_s=at_s, status=status, sender=sender))
+        self.samples.append(TimelineSample(policy=self._policy, at_s=at_s, status=status))

@@ -32,6 +32,7 @@ from workload.shape import (
     peak_rate_rps,
     select_at_rate,
 )
+from workload.strict_yaml import YamlFileError, read_yaml_file
 from workload.synthetic import synthetic_trace
 
 DEFAULT_CONTEXT_TOKENS = 2048
@@ -141,6 +142,10 @@ def _service(config: LoadtestConfig, key: str | None, out_dir: Path, progress: P
                     _hand_back(service, progress)
         return
     assert config.service_config is not None, "LoadtestConfig demands one of the two"
+    if config.directed and _is_plain(config.service_config):
+        raise InputError(
+            f"{config.service_config}: engine.quantization is none, and a plain engine takes no directives: give --policies plain"
+        )
     command = serve_command(config.service_config)
     with (
         started_service(command, out_dir / "service.log", START_LIMIT_S, progress.say) as started,
@@ -148,6 +153,15 @@ def _service(config: LoadtestConfig, key: str | None, out_dir: Path, progress: P
     ):
         progress.note(f"service ready at {started.url}")
         yield service
+
+
+def _is_plain(service_config: Path) -> bool:
+    """Whether a service's configuration is of plain engines. What is wrong with the file the service says best."""
+    try:
+        engine = read_yaml_file(service_config)["engine"]
+        return bool(engine["quantization"] == "none")
+    except (YamlFileError, KeyError, TypeError):
+        return False
 
 
 def _key(config: LoadtestConfig) -> str | None:
@@ -227,6 +241,5 @@ def _slo_source(config: LoadtestConfig) -> str:
 def _run_line(run: RunSummary) -> str:
     return (
         f"{run.policy}: {100 * run.slo_attainment:.1f} % within the SLO, {run.errors} of {run.requests} failed, "
-        f"all answered after {run.drained_s:.0f} s; limit: {run.saturated_by}"
-        + ("" if run.valid else f"; INVALID: {run.invalid_because}")
+        f"all answered after {run.drained_s:.0f} s" + ("" if run.valid else f"; INVALID: {run.invalid_because}")
     )

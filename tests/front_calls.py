@@ -50,18 +50,12 @@ class Serving:
 class Peers(PeerView):
     """What the controller told: there are others."""
 
-    def __init__(
-        self, peers: int = 1, fp16_elsewhere: bool = False, fault: str | None = None, late: bool = False
-    ) -> None:
-        self._peers, self._fp16 = peers, fp16_elsewhere
-        self._fault, self._late = fault, late
+    def __init__(self, peers: int = 1, fault: str | None = None, late: bool = False) -> None:
+        self._peers, self._fault, self._late = peers, fault, late
 
     @property
     def replicas(self) -> int:
         return 1 + self._peers
-
-    def pinned_go_elsewhere(self) -> bool:
-        return self._fp16
 
     @property
     def fault(self) -> str | None:

@@ -23,9 +23,10 @@ class Problem:
 
 def make(operands, m, n, k, seed=0, bias=True, integers=False):
     """A problem and its result [m, n] in double precision. With ``integers`` every sum is exact, in whatever order."""
+    from quantizer_reference import quantize_per_token
+
     from nestedfp.format import upper_to_float
     from nestedfp.kernels import ops
-    from nestedfp.kernels.activations import quantize_per_token
 
     generator = torch.Generator().manual_seed(seed)
     if integers:  # steps of 1/64 up to 3/64: both planes hold them exactly, whatever they are

@@ -22,7 +22,3 @@ SHAPES: dict[str, tuple[int, int]] = {
 }
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
-
-# Of the measured table. Beyond, the power cap sets the pace, which a config's few milliseconds do not show: there the cost model
-# chooses better.
-TABLE_TOKENS = tuple(tokens for tokens in TOKENS if tokens <= 256)

@@ -5,9 +5,8 @@ NESTEDFP_ADMIN_KEY. One engine step takes ``--step-ms-fp16`` or ``--step-ms-fp8`
 each of at most ``--max-running`` requests. With the directive "auto" a step runs FP8 while requests wait. Prompts of
 certain lengths get a fault: see FAULTS. GET /received tells the number of completions asked for.
 
-``--path-ms`` is a narrow path: requests reach the engine one by one, each after so many milliseconds. ``--admission`` refuses
-requests beyond so many with 429. ``--plain`` has no controller: /status and /admin answer as those of a plain engine do.
-``--keyed`` wants the key everywhere.
+``--admission`` refuses requests beyond so many with 429. ``--plain`` has no controller: /status and /admin answer as those of a
+plain engine do. ``--keyed`` wants the key everywhere.
 """
 
 import argparse
@@ -40,10 +39,9 @@ class Request:
 
 
 class Engine:
-    def __init__(self, step_s: dict[str, float], max_running: int, path_s: float, admission: int | None) -> None:
+    def __init__(self, step_s: dict[str, float], max_running: int, admission: int | None) -> None:
         self.step_s, self.max_running = step_s, max_running
-        self.path_s, self.admission, self.in_path, self.open = path_s, admission, 0, 0
-        self.gate = asyncio.Lock()
+        self.admission, self.open = admission, 0
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.directive, self.mode, self.epoch, self.switches, self.received = "auto", "fp16", 0, 0, 0
@@ -96,13 +94,6 @@ async def completions(http: web.Request) -> web.StreamResponse:
 
 
 async def answer_stream(http: web.Request, engine: Engine, body: dict[str, Any], fault: str) -> web.StreamResponse:
-    if engine.path_s:
-        engine.in_path += 1
-        try:
-            async with engine.gate:
-                await asyncio.sleep(engine.path_s)
-        finally:
-            engine.in_path -= 1
     request = Request(len(body["prompt"]), body["max_tokens"] - (fault == "short"))
     engine.waiting.append(request)
     answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -134,14 +125,10 @@ async def _event(answer: web.StreamResponse, event: dict[str, Any]) -> None:
 
 async def status(http: web.Request) -> web.Response:
     engine: Engine = http.app["engine"]
-    path = {
-        "in_path": engine.in_path, "wait_p90_ms": 1e3 * engine.path_s * engine.in_path, "loop_lag_ms": 1.0,
-        "open_streams": engine.open, "paused_streams": 0, "delivery_p90_ms": None,
-    }  # fmt: skip
     replica = {
         "id": "r0", "mode": engine.mode, "epoch": engine.epoch, "running": len(engine.running),
         "waiting": len(engine.waiting), "tokens_fp16": engine.tokens["fp16"], "tokens_fp8": engine.tokens["fp8"],
-        "switches": engine.switches, "kv_usage": 0.1, "path": path,
+        "switches": engine.switches, "kv_usage": 0.1,
     }  # fmt: skip
     report = {"mode": engine.directive, "epoch": engine.epoch, "reason": "x", "replicas": [replica]}
     report |= {"slo_ttft_ms": 300.0, "slo_tpot_ms": 40.0}
@@ -179,7 +166,7 @@ async def received(http: web.Request) -> web.Response:
 
 async def serve(arguments: argparse.Namespace) -> None:
     step_s = {"fp16": arguments.step_ms_fp16 / 1e3, "fp8": arguments.step_ms_fp8 / 1e3}
-    engine = Engine(step_s, arguments.max_running, arguments.path_ms / 1e3, arguments.admission)
+    engine = Engine(step_s, arguments.max_running, arguments.admission)
     app = web.Application(middlewares=[keyed] if arguments.keyed else [])
     app["engine"] = engine
     app.add_routes(
@@ -206,7 +193,6 @@ if __name__ == "__main__":
     parser.add_argument("--step-ms-fp16", type=float, default=20.0)
     parser.add_argument("--step-ms-fp8", type=float, default=10.0)
     parser.add_argument("--max-running", type=int, default=4)
-    parser.add_argument("--path-ms", type=float, default=0.0)
     parser.add_argument("--admission", type=int)
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--keyed", action="store_true")

@@ -66,7 +66,6 @@ class RequestRecord(FrozenModel):
     index: Count
     intended_s: float
     sent_s: float | None  # when the sender took it up; None: never sent
-    connected_s: float | None = None  # when it had a connection; None: it never had one
     prompt_tokens: Count
     max_tokens: Count
     output_tokens: Count
@@ -86,16 +85,6 @@ class RequestRecord(FrozenModel):
         return None if self.sent_s is None else (self.sent_s - self.intended_s) * 1e3
 
 
-class PathStatus(PeerRecord):
-    """The path of one replica in GET /status: between the socket and the engine."""
-
-    in_path: Count = 0  # requests accepted that the engine does not have yet
-    wait_p90_ms: float = 0.0  # from their arrival to the engine
-    loop_lag_ms: float = 0.0  # of the replica's event loop, the largest in the last second
-    open_streams: Count = 0
-    paused_streams: Count = 0  # whose clients do not read
-
-
 class ServiceReplica(PeerRecord):
     """One replica in GET /status."""
 
@@ -109,8 +98,6 @@ class ServiceReplica(PeerRecord):
     tokens_fp8: Count = 0
     switches: Count = 0
     fp8_reasons: dict[str, Count] = Field(default_factory=dict)  # FP8 steps by what asked for them
-    path: PathStatus | None = None  # None: not reported
-    path_saturated: bool = False
     ready: bool = True  # takes requests
     stale: bool = False  # silent for too long, or its engine does not answer
 
@@ -141,51 +128,13 @@ class ServiceStatus(PeerRecord):
         """Requests running in all replicas."""
         return sum(replica.running for replica in self.replicas)
 
-    @property
-    def in_path(self) -> int | None:
-        """Requests in front of the engines, in the replicas' own processes; None where no replica tells."""
-        told = [replica.path.in_path for replica in self.replicas if replica.path is not None]
-        return sum(told) if told else None
-
-
-class SenderLoad(FrozenModel):
-    """How busy the sender's process was."""
-
-    at_s: float  # of its word
-    cpu_s: float  # processor time since the start of the run
-    cpu_share: float  # since its last word, over wall time; it has one thread, so that 1 is all it can have
-    lag_ms: float  # largest lag of its event loop: how much later than the data a time stamp may be
-
-
-class Standing(FrozenModel):
-    """Where the requests of the run stood at one moment. Client counts are exact, from the requests' own times."""
-
-    late: Count  # client: due and not yet taken up
-    connecting: Count  # client: without a connection
-    unanswered: Count  # sent, no token yet
-    streaming: Count  # tokens arriving
-    in_path: Count | None  # None: the service does not tell
-    waiting: Count | None  # in the engine's queue
-    running: Count | None
-    # Sent and not ended for the client, and in no count of the service: in kernel buffers, in the proxy, on the way back.
-    elsewhere: Count | None
-
-    @property
-    def beside_engine(self) -> int | None:
-        """Requests that the client has sent and that the engine does not hold."""
-        if self.elsewhere is None:
-            return None
-        return (self.in_path or 0) + self.elsewhere
-
 
 class TimelineSample(FrozenModel):
-    """The service's status at one moment of a run, and where its requests stood."""
+    """The service's status at one moment of a run."""
 
     policy: Policy
     at_s: float
     status: ServiceStatus | None  # None: the server has none
-    sender: SenderLoad | None = None
-    standing: Standing | None = None  # filled in after the run
 
 
 def mean_tpot_ms(chunk_ms: Sequence[float], output_tokens: int) -> float | None:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from controller.audit import DecisionRecord, Rung, StatusReport
 from controller.config import ControllerConfig, check_reload
 from controller.decide import overload
+from controller.decide.guards import warmed_up
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
 from controller.decide.overrides import Overrides
-from controller.decide.plan import Plan, Planner, keep_fp8, ready_counts
+from controller.decide.plan import Plan, Planner, keep_fp8
 from controller.decide.status import status_report
 from controller.fleet import path_limit
 from controller.fleet.fleet import FORGET_AFTER_S, Fleet, IngestResult
@@ -198,8 +199,8 @@ class ControlLoop:
         same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
         reason = climbed if climbed is not None and same_modes else plan.decision.reason
         self._put_in_force(now_s, decided, reason, adopting=not stepping)
-        counts = ready_counts(views, self._publisher.content)
-        self._publisher.state(Stated(self._ladder.desired_replicas, *counts, *self._overrides.reported(now_s)))
+        ready = len(warmed_up(views))
+        self._publisher.state(Stated(self._ladder.desired_replicas, ready, *self._overrides.reported(now_s)))
         return plan, climbed
 
     def _plan(self, now_s: float, views: Replicas) -> Plan:

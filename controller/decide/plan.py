@@ -79,12 +79,6 @@ def compact(modes: Mapping[str, DirectiveMode], base: DirectiveMode) -> tuple[Di
     return base, {replica_id: mode for replica_id, mode in modes.items() if mode is not base}
 
 
-def ready_counts(views: Replicas, content: Content) -> tuple[int, int]:
-    """How many replicas are ready, and how many of them are directed to FP16 or auto."""
-    ready = ids_of(guards.warmed_up(views))
-    return len(ready), sum([content.mode_for(replica_id) is not DirectiveMode.FP8 for replica_id in ready])
-
-
 def keep_fp8(plan: Plan, current: Content, views: Replicas) -> Plan:
     """The plan without what takes FP8 off a replica: precision is the last thing that the ladder gives back."""
     fp8, decision = DirectiveMode.FP8, plan.decision

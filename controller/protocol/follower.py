@@ -110,12 +110,6 @@ class DirectiveFollower:
         """What holds now; right also when ``on_timer`` has not been called since the lease ran out."""
         return self._in_force(self._clock.read(now_s))
 
-    def pinned_go_elsewhere(self, now_s: float) -> bool:
-        """Whether this replica runs FP8 only and another one FP16; without a lease nobody knows what others run."""
-        force, directive = self.in_force(now_s), self._directive
-        others = directive is not None and bool(directive.fp16_replicas)
-        return others and not force.expired and force.mode is DirectiveMode.FP8
-
     def lease_remaining_s(self, now_s: float) -> float:
         """Seconds until the fallback; 0 without a lease."""
         steady_s = self._clock.read(now_s)

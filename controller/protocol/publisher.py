@@ -34,7 +34,6 @@ class Stated:
 
     desired_replicas: int | None = None  # for the autoscaler
     replicas: int | None = None  # ready ones
-    fp16_replicas: int | None = None  # of them, those directed to FP16 or auto
     order: StandingOrder | None = None  # the operator's, for all replicas
     replica_orders: Mapping[str, StandingOrder] = field(default_factory=dict)  # for single ones
 
@@ -225,7 +224,6 @@ class DirectivePublisher:
             order=order,
             order_for_all=order_for_all,
             replicas=self.stated.replicas,
-            fp16_replicas=self.stated.fp16_replicas,
         )
 
     def _same(

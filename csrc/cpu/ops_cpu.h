@@ -26,8 +26,8 @@ std::tuple<torch::stable::Tensor, torch::stable::Tensor> pack_cpu(torch::stable:
 std::tuple<torch::stable::Tensor, torch::stable::Tensor> unpack_cpu(torch::stable::Tensor upper,
                                                                     torch::stable::Tensor lower, int64_t n, int64_t k);
 
-torch::stable::Tensor linear_cpu(torch::stable::Tensor x, torch::stable::Tensor upper,
-                                 std::optional<torch::stable::Tensor> lower, std::optional<torch::stable::Tensor> bias,
+torch::stable::Tensor linear_cpu(torch::stable::Tensor x, torch::stable::Tensor upper, torch::stable::Tensor lower,
+                                 std::optional<torch::stable::Tensor> bias,
                                  std::optional<torch::stable::Tensor> outlier_rows,
                                  std::optional<torch::stable::Tensor> outlier_cols,
                                  std::optional<torch::stable::Tensor> outlier_deltas, int64_t n, int64_t k,
@@ -41,7 +41,7 @@ torch::stable::Tensor linear_exact_cpu(torch::stable::Tensor x, torch::stable::T
 
 // A CPU's carrier holds FP16 activations in both modes: they are quantised here.
 torch::stable::Tensor linear_carried_cpu(torch::stable::Tensor carrier, torch::stable::Tensor scales,
-                                         torch::stable::Tensor upper, std::optional<torch::stable::Tensor> lower,
+                                         torch::stable::Tensor upper, torch::stable::Tensor lower,
                                          std::optional<torch::stable::Tensor> bias, int64_t n, int64_t k);
 
 }  // namespace nestedfp

@@ -76,10 +76,8 @@ void run_prefill(const cpu::Kernels& kernels, const cpu::LinearArgs& args, cpu::
     const int64_t wanted_tiles = 4 * static_cast<int64_t>(torch::stable::get_num_threads());
     // One panel at a time, front to back, while X stays in cache anyway.
     const bool cached = args.m * args.k <= kCachedFloats;
-    int64_t tile_panels = cached ? kernels.tile_panel_step : cpu::kMaxTilePanels;
-    while (tile_panels > kernels.tile_panel_step && row_tiles * ceil_div(panels, tile_panels) < wanted_tiles) {
-        tile_panels /= 2;
-    }
+    int64_t tile_panels = cached ? 1 : cpu::kMaxTilePanels;
+    while (tile_panels > 1 && row_tiles * ceil_div(panels, tile_panels) < wanted_tiles) tile_panels /= 2;
     const int64_t panel_tiles = ceil_div(panels, tile_panels);
     const int64_t tile_work = args.m / row_tiles * args.k * tile_panels * cpu::kPanel;
     const auto linear = kernels.linear[static_cast<int>(weights)];
@@ -187,8 +185,8 @@ Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& 
 }
 
 // Both ops: by the mode in force, or exact in every mode.
-Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, std::optional<Tensor> lower,
-                 std::optional<Tensor> bias, std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
+Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias,
+                 std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
                  std::optional<Tensor> outlier_deltas, int64_t n, int64_t k, bool quantize_activations) {
     STD_TORCH_CHECK(n >= 1 && k >= 1, op, ": expected n, k >= 1, got n=", n, ", k=", k);
     const int64_t panels = cpu::panel_count(n);
@@ -200,13 +198,10 @@ Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, s
     check_x(op, x, k);
     const int64_t m = x.numel() / k;
     const int64_t exact = is_exact_always ? m : mode_in_force().exact_of(m);
-    check_lower_is_there(op, lower, exact == 0 && !is_exact_always);
-    if (lower.has_value()) {
-        check_cpu(op, "lower", *lower);
-        check_dtype(op, "lower", *lower, ScalarType::Byte);
-        check_shape(op, "lower from nestedfp::pack", *lower, panels, panel_bytes);
-        check_contiguous(op, "lower", *lower);
-    }
+    check_cpu(op, "lower", lower);
+    check_dtype(op, "lower", lower, ScalarType::Byte);
+    check_shape(op, "lower from nestedfp::pack", lower, panels, panel_bytes);
+    check_contiguous(op, "lower", lower);
 
     cpu::LinearArgs args{};
     args.n = n;
@@ -230,7 +225,7 @@ Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, s
 
     args.upper = static_cast<const uint8_t*>(upper.const_data_ptr());
     const auto run = [&](const Tensor& rows, bool is_exact) {
-        args.residual = is_exact ? static_cast<const int8_t*>(lower->const_data_ptr()) : nullptr;
+        args.residual = is_exact ? static_cast<const int8_t*>(lower.const_data_ptr()) : nullptr;
         return run_linear(op, rows, bias, args, is_exact ? cpu::Weights::kFp16 : cpu::Weights::kFp8,
                           quantize_activations && !is_exact);
     };
@@ -240,9 +235,9 @@ Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, s
 
 }  // namespace
 
-Tensor linear_cpu(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional<Tensor> bias,
-                  std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
-                  std::optional<Tensor> outlier_deltas, int64_t n, int64_t k, bool quantize_activations) {
+Tensor linear_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, std::optional<Tensor> outlier_rows,
+                  std::optional<Tensor> outlier_cols, std::optional<Tensor> outlier_deltas, int64_t n, int64_t k,
+                  bool quantize_activations) {
     return linear_of("nestedfp::linear", false, x, upper, lower, bias, outlier_rows, outlier_cols, outlier_deltas, n, k,
                      quantize_activations);
 }
@@ -254,8 +249,8 @@ Tensor linear_exact_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tens
                      n, k, false);
 }
 
-Tensor linear_carried_cpu(Tensor carrier, Tensor scales, Tensor upper, std::optional<Tensor> lower,
-                          std::optional<Tensor> bias, int64_t n, int64_t k) {
+Tensor linear_carried_cpu(Tensor carrier, Tensor scales, Tensor upper, Tensor lower, std::optional<Tensor> bias,
+                          int64_t n, int64_t k) {
     const char* const op = "nestedfp::linear_carried";
     check_cpu(op, "carrier", carrier);
     STD_TORCH_CHECK(carrier.dim() >= 1 && carrier.size(carrier.dim() - 1) == k, op,

@@ -34,7 +34,7 @@ class Reason(enum.StrEnum):
     SEQUENCES = "sequences"  # too many inside
     TOKENS = "tokens"  # too many inside
     DEADLINE = "deadline"  # the engine was not expected to begin it in time
-    LATE = "late"  # its time was up before the engine had begun it
+    LATE = "late"  # its time was up before the engine had it
 
 
 class NoRoom(Exception):
@@ -74,18 +74,7 @@ class Asked(NamedTuple):
 ONE = Asked()  # sequence, of nobody knows how many tokens
 
 
-class Shares(NamedTuple):
-    """How much of the bounds a class may fill. Requests of the class ``normal`` may fill all of them, and no more."""
-
-    high: float = 1.25
-    batch: float = 0.5
-
-    def of(self, priority: Priority) -> float:
-        """Return the share of a class."""
-        return {Priority.HIGH: self.high, Priority.NORMAL: 1.0, Priority.BATCH: self.batch}[priority]
-
-
-USUAL_SHARES = Shares()
+SHARES = {Priority.HIGH: 1.25, Priority.NORMAL: 1.0, Priority.BATCH: 0.5}  # of both bounds, that a class may fill
 
 
 class Place:
@@ -140,7 +129,6 @@ class Admission:
         sequences: that the engine computes at once.
         tokens: inside at most; None: as many as come.
         longest: tokens that prompt and answer of a sequence can have together, the model's context; None: nobody knows.
-        shares: of both bounds, by class.
         in_order: the engine computes in the order of arrival; False: by priority.
         clock: seconds, monotonic.
     """
@@ -151,11 +139,10 @@ class Admission:
         sequences: int,
         tokens: int | None = None,
         longest: int | None = None,
-        shares: Shares = USUAL_SHARES,
         in_order: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._configured, self._configured_tokens, self._shares = limit, tokens, shares
+        self._configured, self._configured_tokens = limit, tokens
         self.longest = longest
         self._sequences = self._slots = sequences
         self._in_order = in_order
@@ -226,7 +213,7 @@ class Admission:
         if self.longest is not None:  # what asks for more is refused for that, or cut, once it has been read
             tokens = min(tokens, asked.sequences * self.longest)
         if self.inside:
-            share = self._shares.of(priority)
+            share = SHARES[priority]
             self._check_sequences(asked.sequences, share, priority)
             self._check_tokens(tokens, share, priority)
             if deadline_s is not None:
@@ -244,7 +231,7 @@ class Admission:
         """
         # A chat's template and tools, which no estimate knows, are no reason to refuse what is in already.
         if more_tokens > place.tokens and self.inside > place.sequences:
-            self._check_tokens(more_tokens, self._shares.of(place.priority), place.priority)
+            self._check_tokens(more_tokens, SHARES[place.priority], place.priority)
         place.tokens += more_tokens
         self.tokens_inside += more_tokens
 
@@ -261,13 +248,11 @@ class Admission:
         self._by_class[place.priority] -= place.sequences
         self.tokens_inside -= place.tokens
 
-    def late(self, priority: Priority, in_engine: bool) -> NoRoom:
-        """Return what a request hears, and count it, that the engine did not begin in time."""
-        wait_s = self.expected_wait_s(priority)
-        message = "overloaded: the engine did not begin this request before its queue deadline"
-        refusal = self._refusal(Reason.LATE, priority, message, wait_s)
-        if not in_engine:  # else it is among the engine's arrivals
-            self.turned_away(refusal)
+    def late(self, priority: Priority) -> NoRoom:
+        """Return what a request hears, and count it, whose queue deadline was up in front of the engine."""
+        message = "overloaded: this request could not be given to the engine before its queue deadline"
+        refusal = self._refusal(Reason.LATE, priority, message, self.expected_wait_s(priority))
+        self.turned_away(refusal)
         return refusal
 
     def turned_away(self, refusal: NoRoom, offered_to: int = 1) -> None:

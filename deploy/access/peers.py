@@ -37,10 +37,6 @@ class PeerView:
         """How many replicas there are, this one included."""
         return 1
 
-    def pinned_go_elsewhere(self) -> bool:
-        """Whether this replica runs FP8 and another one FP16."""
-        return False
-
     @property
     def directed(self) -> str:
         """The mode in force on this replica: fp16, fp8 or auto."""

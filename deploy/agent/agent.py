@@ -191,10 +191,6 @@ class ReplicaAgent:
         """How many replicas there are, as far as the controller has told; at least one."""
         return self._follower.replicas
 
-    def pinned_go_elsewhere(self) -> bool:
-        """Whether this replica runs FP8 only and another one FP16; without a lease nobody knows what others run."""
-        return self._follower.pinned_go_elsewhere(time.monotonic())
-
     @property
     def silent_s(self) -> float:
         """How long the engine has not answered, in seconds; 0 while it does."""

@@ -4,7 +4,6 @@
     context.py    the request context: one record of a request, from its key to its last byte; the meter sums them up
     generate.py   the routes that the engine computes for: admission, errors, answers
     checks/       reads and bounds a request, and tries its grammar, before anything else sees it
-    deadline.py   ends a request that the engine has not begun in time
     handover.py   takes a request over from vLLM's serving objects just before they would consume its outputs
     streams.py    server-sent events written straight from the engine's outputs
     replies.py    answers that are no stream, and errors in OpenAI's format

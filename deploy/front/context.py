@@ -17,7 +17,6 @@ from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
 from deploy.access.access_log import Access
 from deploy.access.admission import NoRoom, Place
-from deploy.front.deadline import QueueDeadline
 from deploy.front.replies import Refused
 from deploy.metrics.request_metrics import Answered, RequestMetrics, RequestOutcome, answered, precision_of
 from nestedfp.vllm_plugin.frontend import Collected, total
@@ -53,7 +52,8 @@ class RequestContext:
     # its way to the engine
     place: Place | None = None  # in the replica, settled when a prompt is tokenized; None: nobody counts it
     refusal: Callable[[NoRoom], Refused] = lambda no_room: Refused(429, str(no_room))
-    deadline: QueueDeadline | None = None  # of its wait for the engine
+    begin_by_s: float | None = None  # its queue deadline: by then the engine must have it; None: as long as it takes
+    late: Callable[[], Refused] = lambda: Refused(503, "late")  # makes the refusal of a request whose time is up
     priority: int = 0  # among the engine's requests: the lower, the earlier
     calls: list["GenerateCall"] = field(default_factory=list)  # of the engine, that nobody has made yet
     # in the engine
@@ -112,10 +112,17 @@ class RequestContext:
         if grammars is None:
             return
         try:
-            await grammars.check(params, None if self.deadline is None else self.deadline.left_s)
+            await grammars.check(params, self.left_s)
         except Refused as refusal:
             self.refused = refusal
             raise
+
+    @property
+    def left_s(self) -> float | None:
+        """How long the request may still wait in front of the engine; None: as long as it takes, since a part of it is there."""
+        if self.begin_by_s is None or self.submitted_s is not None:
+            return None
+        return max(0.0, self.begin_by_s - self.meter.clock())
 
     def hands_over(self) -> None:
         """The engine is about to be given a prompt.
@@ -123,12 +130,10 @@ class RequestContext:
         Raises:
             Refused: the request's queue deadline is up.
         """
-        if self.deadline is not None:
-            try:
-                self.deadline.hand_over(self.counts)
-            except Refused as refusal:
-                self.refused = refusal
-                raise
+        if self.refused is None and self.left_s == 0.0:
+            self.refused = self.late()
+        if self.refused is not None:
+            raise self.refused
 
     def submitted(self, prompt: Any = None) -> None:
         """The engine has the request, and this prompt of it."""
@@ -140,18 +145,6 @@ class RequestContext:
     def first_token(self) -> None:
         """The engine has computed a token."""
         self.accepted = True
-        if self.deadline is not None:
-            self.deadline.begun()
-
-    def check_not_withdrawn(self) -> None:
-        """Look whether the request was taken out of the engine before it had begun.
-
-        Raises:
-            Refused: it was.
-        """
-        if self.deadline is not None and self.deadline.refused is not None:
-            self.refused = self.deadline.refused
-            raise self.refused
 
     # -- its answer ----------------------------------------------------------------------------------------------------
 
@@ -221,8 +214,6 @@ class RequestContext:
 
     def ended(self) -> None:
         """The request has left, however it did."""
-        if self.deadline is not None:
-            self.deadline.close()
         self.meter.left(self)
 
     def access(self, now_s: float) -> Access:

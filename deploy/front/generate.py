@@ -5,7 +5,7 @@ import enum
 import json
 from contextlib import ExitStack, aclosing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -26,7 +26,6 @@ from deploy.front.checks.requests import (
     stated_priority,
 )
 from deploy.front.context import CONTEXT, PathMeter, RequestContext
-from deploy.front.deadline import QueueDeadline, Queueing
 from deploy.front.handover import GenerateCall
 from deploy.front.replies import OVERLOADED, Refused, error_events, reply, request_id_of
 from deploy.front.routes.text import Route, tokens_of
@@ -46,6 +45,18 @@ DECIDED = {Mode.FP16.value: AskedPrecision.EXACT, Mode.FP8.value: AskedPrecision
 INEXACT_RETRY_AFTER_S = 60
 ERROR_EVENTS = ('data: {"error"', "event: error\n")
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+
+
+class Queueing(NamedTuple):
+    """How requests wait for the engine.
+
+    Attributes:
+        deadline_s: from the arrival, for requests that say nothing; None: as long as it takes.
+        by_priority: the engine begins the ones of a lower number first (vLLM's ``scheduling_policy``).
+    """
+
+    deadline_s: float | None = None
+    by_priority: bool = False
 
 
 class Inexact(enum.StrEnum):
@@ -80,7 +91,7 @@ class Generate:
         standing: PeerView,
         max_body_bytes: int,
         keys: Keys | None = None,
-        queueing: Queueing | None = None,
+        queueing: Queueing = Queueing(),  # noqa: B008
         taps: Taps | None = None,
         inexact: Inexact | None = None,
     ) -> None:
@@ -91,7 +102,7 @@ class Generate:
         self._meter = meter
         self._standing = standing
         self.bodies = Bodies(max_body_bytes)
-        self._queueing = queueing or Queueing()
+        self._queueing = queueing
         self._elsewhere = Elsewhere()
         self._taps = taps or Taps({})
         self._inexact = inexact
@@ -146,9 +157,8 @@ class Generate:
             context.place = None if beams else place  # beams are requests of one token each: the estimate stands
             context.refusal = lambda no_room: self._full(no_room, context)
             if deadline_s is not None:
-                late = partial(self._late, context, rank.priority)
-                at_s = context.arrived_s + deadline_s
-                context.deadline = QueueDeadline(at_s, late, self._queueing.queue, self._meter.clock)
+                context.begin_by_s = context.arrived_s + deadline_s
+                context.late = partial(self._late, context, rank.priority)
             context.plain = route.is_plain(request)
             if holder is not None:
                 try:
@@ -166,8 +176,8 @@ class Generate:
         Raises:
             Refused: it cannot, or another one had better.
         """
-        standing, pinned = self._standing, context.pinned
-        if pinned and self._inexact is not None:
+        standing = self._standing
+        if context.pinned and self._inexact is not None:
             raise Refused(
                 503,
                 f"no answer can be exact: {self._inexact}; ask for 'fast' or 'auto'",
@@ -180,8 +190,6 @@ class Generate:
             raise self._dead(context, f"this replica cannot take requests: {fault}")
         if standing.engine_is_late and self._goes_elsewhere(context):
             raise Refused(ELSEWHERE_STATUS, "this replica's engine does not answer now")
-        if pinned and standing.pinned_go_elsewhere() and self._elsewhere.may_go(context.headers, context.body_bytes):
-            raise Refused(ELSEWHERE_STATUS, "another replica runs exact FP16")
 
     def _decided(self, asked: AskedPrecision) -> str:
         """What an answer that begins now will be, as far as anybody knows."""
@@ -190,9 +198,9 @@ class Generate:
             return Answer.WEIGHTS_EXACT.value if self._inexact is Inexact.KV_CACHE else AskedPrecision.AUTO.value
         return decided.value
 
-    def _late(self, context: RequestContext, priority: Priority, in_engine: bool) -> Refused:
-        context.prompt_tokens = context.read_tokens = 0  # nobody has computed them
-        no_room = self._admission.late(priority, in_engine)
+    def _late(self, context: RequestContext, priority: Priority) -> Refused:
+        context.read_tokens = 0  # nothing came of it
+        no_room = self._admission.late(priority)
         return Refused(503, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
 
     def _goes_elsewhere(self, context: RequestContext) -> bool:
@@ -272,7 +280,7 @@ class Generate:
                 if output.prompt_token_ids is not None:
                     prompt_tokens = len(output.prompt_token_ids)
                 if output.finished:
-                    _check_end(part.finish_reason, context)
+                    _check_end(part.finish_reason)
                     data = frame.last(
                         part.text,
                         part.finish_reason,
@@ -387,10 +395,8 @@ def _check_here() -> None:
         raise asyncio.CancelledError
 
 
-def _check_end(finish_reason: str, context: RequestContext) -> None:
-    """Raise where a sequence did not end by itself: its queue deadline was up, the engine failed."""
-    if not context.begun:
-        context.check_not_withdrawn()
+def _check_end(finish_reason: str) -> None:
+    """Raise where the engine failed."""
     if finish_reason == "error":
         from vllm.exceptions import GenerationError
 

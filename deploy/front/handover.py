@@ -84,7 +84,6 @@ class EngineClientProxy:
                 if new_tokens and not context.accepted:
                     context.first_token()
                 if output.finished:
-                    context.check_not_withdrawn()
                     context.finished_outputs.append(output)
                 yield output
         except Exception as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from deploy.front.replies import Refused
 from deploy.front.routes.pages import Shown
 
 JSON = "application/json"
@@ -58,7 +59,7 @@ class HealthRoutes:
         self._replica, self._check, self._age_s, self._start = replica, check, age_s, start
 
     async def health(self) -> Shown:
-        """200 while the engine goes forward, else 503 with the reason."""
+        """200 while the engine goes forward; raises ``Refused``, 503 with the reason, else."""
         return await self._shown("healthy", {})
 
     async def ready(self) -> Shown:
@@ -67,11 +68,9 @@ class HealthRoutes:
         return await self._shown("ready", checked)
 
     async def _shown(self, good: str, more: dict[str, Any]) -> Shown:
-        status, said = 200, good
-        reason = None
         try:
             await self._check()
         except Exception as error:
-            status, said, reason = 503, f"not {good}", str(error)
-        body = {"status": said, "reason": reason, "replica": self._replica, "stats_age_s": self._age_s(), **more}
-        return Shown(status, JSON, msgspec.json.encode(body))
+            raise Refused(503, f"replica {self._replica} is not {good}: {error}") from None
+        body = {"status": good, "replica": self._replica, "stats_age_s": self._age_s(), **more}
+        return Shown(200, JSON, msgspec.json.encode(body))

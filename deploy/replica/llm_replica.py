@@ -15,7 +15,7 @@ from vllm import envs
 from controller.config import ControllerConfig
 from deploy.access import tokenizer_queue
 from deploy.access.access_log import open_log, serve_logs
-from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Shares
+from deploy.access.admission import TOKENS_IN_QUEUE, Admission
 from deploy.access.keys import Keys, path_of
 from deploy.access.peers import PeerView
 from deploy.agent.agent import ReplicaAgent
@@ -25,7 +25,6 @@ from deploy.front import streams
 from deploy.front.app import Front
 from deploy.front.checks import grammars
 from deploy.front.context import PathMeter
-from deploy.front.deadline import EngineQueue
 from deploy.front.generate import Generate, Inexact, Queueing
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.routes import text
@@ -119,7 +118,6 @@ class NestedFPServer:
             sequences=engine["max_num_seqs"],
             tokens=admission["tokens"] or (None if capacity is None else TOKENS_IN_QUEUE * capacity),
             longest=settings.model_config.max_model_len,
-            shares=Shares(*admission["shares"]),
             in_order=not self._by_priority,
         )
         if not precision:
@@ -192,11 +190,7 @@ class NestedFPServer:
             self._agent or PeerView(),
             self._max_body_bytes,
             self._keys,
-            Queueing(
-                self._queue_deadline_s,
-                self._by_priority,
-                None if self._agent is None else EngineQueue(self.engine.client, self.engine.call),
-            ),
+            Queueing(self._queue_deadline_s, self._by_priority),
             streams.taps_of(self.engine.client, self._meter.delivered),
             self._inexact,
         )

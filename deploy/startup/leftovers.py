@@ -3,7 +3,7 @@
 Everything that has a path lies in one folder of the service's own, which goes when it stops. Shared memory has no folder: vLLM's
 queues and locks (that of its progress bars, a ``sem.mp-...``, is one of each engine) are files in /dev/shm with names made up by
 Python, and stay there when an engine is killed, which is how Ray ends every replica. So what the service's processes have mapped is
-noted by name, and removed when none of them has it mapped any more.
+remembered by name, and removed when none of them has it mapped any more.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ import psutil
 from deploy.environment import FOLDER_PREFIX, private_folder
 
 LOCK = "service.lock"  # held as long as the service runs
-NOTED = "shared-memory"  # names, for the next start, should this service be killed
 SHARED_MEMORY = Path("/dev/shm")
 LOOK_EVERY_S = 5.0
 YOUNG_S = 60.0  # a folder that another start has just made may not be locked yet
@@ -42,16 +41,14 @@ def own_folder() -> Iterator[Path]:
 
 
 def sweep(parent: Path = Path("/tmp")) -> None:
-    """Remove the folders of services that were killed, and the shared memory that they had noted."""
+    """Remove the folders of services that were killed."""
     for folder in parent.glob(f"{FOLDER_PREFIX}*"):
         if not _ours(folder):
-            continue  # somebody else may name in it what is not theirs
+            continue
         with contextlib.suppress(OSError), (folder / LOCK).open("r+") as lock:
             if time.time() - os.fstat(lock.fileno()).st_mtime < YOUNG_S:
                 continue
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                remove((folder / NOTED).read_text().split("\n"))
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -84,14 +81,9 @@ def mapped(pids: list[int]) -> set[str]:
 
 
 class SharedMemory:
-    """The shared memory of this process's descendants; in use as a context manager.
+    """The shared memory of this process's descendants; in use as a context manager."""
 
-    Args:
-        folder: the service's own; the names are noted there.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._noted = folder / NOTED
+    def __init__(self) -> None:
         self._names: set[str] = set()
         self._unused: set[str] = set()
         self._ended = threading.Event()
@@ -107,14 +99,13 @@ class SharedMemory:
         remove(sorted(self._names))
 
     def look(self) -> None:
-        """Note what is mapped now, and remove what was at the last two looks not."""
+        """Remember what is mapped now, and remove what was at the last two looks not."""
         now = mapped([process.pid for process in descendants()])
         unused = self._names - now
         gone = unused & self._unused
         remove(sorted(gone))
         self._names = (self._names | now) - gone
         self._unused = unused - gone
-        self._noted.write_text("\n".join(sorted(self._names)))
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_EVERY_S):

@@ -83,14 +83,18 @@ def check_engine(config: DeployConfig) -> None:
 
 
 def check_parsers(extra: dict[str, Any]) -> None:
-    """Refuse the name of a parser that vLLM does not have.
+    """Refuse the name of a parser that vLLM does not have, and one that it is told not to use.
 
     Raises:
-        ConfigError: it has others, which the message names.
+        ConfigError: with what to change.
     """
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
+    if "tool_call_parser" in extra and extra.get("enable_auto_tool_choice") is False:
+        raise ConfigError(
+            "engine.extra.enable_auto_tool_choice: expected true beside tool_call_parser, got false; remove one of the two"
+        )
     for key, known in (
         ("tool_call_parser", ToolParserManager.list_registered()),
         ("reasoning_parser", ReasoningParserManager.list_registered()),

@@ -1,7 +1,4 @@
-"""Draws the pictures of the documents, all of them, into docs/pictures.
-
-Those of the control room are taken from a running service: python -m docs.draw.control_room --help.
-"""
+"""Draws the pictures of the documents into docs/pictures, all but those of the control room, which are photographs."""
 
 import argparse
 from collections.abc import Sequence

@@ -203,22 +203,6 @@ def portable(name: str) -> str:
     return _with_conditions(name, markdown(["tokens", *(f"{low:,} to {high:,}" for low, high in ranges)], rows))
 
 
-def cpu_linear(name: str) -> str:
-    """Return times of one token's product on a CPU."""
-    found: dict[tuple[int, int], dict[str, float]] = {}
-    for row in _rows(name):
-        if row["M"] == "1":
-            found.setdefault((int(row["N"]), int(row["K"])), {})[row["system"]] = float(row["ms"])
-    systems = {
-        "read_floor": "reading the FP16 weights",
-        "vllm_fp16": "vLLM FP16",
-        "nestedfp_fp16": "FP16 mode",
-        "nestedfp_fp8": "FP8 mode",
-    }
-    rows = [[f"{n} x {k}", *(f"{times[system]:.2f}" for system in systems)] for (n, k), times in sorted(found.items())]
-    return _with_conditions(name, markdown(["N x K, ms", *systems.values()], rows))
-
-
 def experts(name: str) -> str:
     """Return times of a layer of experts, microseconds."""
     found: dict[tuple[str, int], dict[str, float]] = {}
@@ -263,7 +247,6 @@ TABLES = {
     "http": http,
     "http_cpu": http_cpu,
     "portable": portable,
-    "cpu_linear": cpu_linear,
     "experts": experts,
     "directives": directives,
 }

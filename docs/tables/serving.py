@@ -76,7 +76,7 @@ def _chosen(line: str, runs_of: Callable[[str], dict[float, list[str]]]) -> Iter
 def _label(run: str, experiment: Experiment) -> str:
     """Return what a row is called; a run that is no default any more has its own name."""
     known, options = NAMES.get(run), PluginOptions(**experiment.engine.plugin)
-    if known == DEFAULT and (not options.mixed_steps or options.weights == "two_copies"):
+    if known == DEFAULT and not options.mixed_steps:
         return "one precision a step"
     return known or f"`{run}`"
 
@@ -96,7 +96,7 @@ def services(*lines: str) -> str:
         row = [
             "" if (name, rate) == last else f"{name}, {rate:g}/s",
             _label(run, _experiment(name)),
-            _percent(mean(cell.tight_slo for cell in cells))
+            _percent(mean(cell.slo_attainment for cell in cells))
             + (f" ({_percent(low)}-{_percent(high)})" if low < high else ""),
             _exact(cells),
             _mean_of(cell.fp16_token_share for cell in cells),
@@ -128,7 +128,7 @@ def predicted(*lines: str) -> str:
         row = [
             "" if (name, rate) == last else f"{name}, {rate:g}/s",
             _label(run, _experiment(name)),
-            _percent(mean(each.tight_slo for each in group)),
+            _percent(mean(each.slo_attainment for each in group)),
             _mean_of(each.exact_answer_share for each in group),
             _mean_of(each.fp16_token_share for each in group),
             f"{mean(each.ttft_ms.p90 for each in group):.0f}",
@@ -227,7 +227,9 @@ def readme() -> str:
         for system in README_SYSTEMS:
             shown = {DEFAULT: "**this service, default**", FP8: "this service, FP8 alone"}.get(system, system)
             cells = found[system]
-            rows.append([where, shown, _percent(mean(c.tight_slo for c in cells)), _exact(cells), *_latency(cells)])
+            rows.append(
+                [where, shown, _percent(mean(c.slo_attainment for c in cells)), _exact(cells), *_latency(cells)]
+            )
             where = ""
     return under(_conditions("run", facts), markdown(["", "", "in the SLO, %", "exact answers, %", *LATENCIES], rows))
 
@@ -268,7 +270,7 @@ def _errors(pairs: Sequence[tuple[Cell, Prediction]]) -> list[str]:
         ]
         return max(abs(simulated / measured - 1) for measured, simulated in of) * 100
 
-    points = max(abs(cell.tight_slo - each.tight_slo) for cell, each in pairs) * 100
+    points = max(abs(cell.slo_attainment - each.slo_attainment) for cell, each in pairs) * 100
     exact = [
         abs(cell.exact_answer_share - each.exact_answer_share) * 100
         for cell, each in pairs

@@ -1,4 +1,4 @@
-"""The figures of the report (PNG). The only file that imports matplotlib; draws without a display."""
+"""The figure of the report (PNG). The only file that imports matplotlib; draws without a display."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from loadtest.report.run_summary import meets_tpot, meets_ttft
 from loadtest.report.verdict import NAMES
@@ -68,30 +67,6 @@ def shares_over_time(
     counts, _ = np.histogram([at_s for at_s, _ in known], edges_s)
     true, _ = np.histogram([at_s for at_s, value in known if value], edges_s)
     return [float(t / c) if c else float("nan") for t, c in zip(true, counts, strict=True)]
-
-
-def draw_latencies(path: Path, records: Mapping[Policy, Sequence[RequestRecord]], slo: Slo) -> None:
-    """Cumulative distributions of TTFT and TPOT. A curve that ends below 1 belongs to a run with failed requests."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for axis, name, limit_ms in ((axes[0], "ttft_ms", slo.ttft_ms), (axes[1], "tpot_ms", slo.tpot_ms)):
-        lows = [limit_ms]
-        for policy, requests in records.items():
-            values = np.sort([v for r in requests if (v := getattr(r, name)) is not None and r.error is None])
-            if len(values):
-                unmeasurable = sum(r.error is None and getattr(r, name) is None for r in requests)  # one token: no TPOT
-                share = np.arange(1, len(values) + 1) / (len(requests) - unmeasurable)
-                lows.append(float(np.percentile(values, 1)))
-                axis.step(np.maximum(values, 1e-3), share, where="post", label=_name(policy), color=_colour(policy))
-        axis.axvline(limit_ms, color="black", linestyle=":", label=f"SLO {limit_ms:.4g} ms")
-        axis.set(xscale="log", xlabel=f"{name[:4].upper()} in ms", ylim=(0, 1.02), xlim=(max(min(lows) / 2, 0.1), None))
-        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.grid(alpha=0.3)
-        axis.legend(loc="lower right")
-    axes[0].set_ylabel("share of all requests")
-    _save(figure, path)
 
 
 def _name(policy: Policy) -> str:

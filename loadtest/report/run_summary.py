@@ -7,23 +7,15 @@ window, which is the same for every policy.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
 
 from loadtest.report.error_kinds import error_kinds, most_frequent
-from loadtest.report.standing import (
-    LATE_MS,
-    Limit,
-    PlaceStats,
-    limited_by,
-    places,
-    stand,
-)
 from nestedfp.answers import Answer
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
 from workload.records import Policy, RequestRecord, ServiceReplica, ServiceStatus, TimelineSample
 from workload.slo import Slo
 
+LATE_MS = 50.0  # lateness from which the client disturbs what it measures
 LATE_SHARE = 0.01  # of the requests; with more of them late the run says nothing about the service
 
 
@@ -49,8 +41,7 @@ class RunSummary(FrozenModel):
     output_tokens_per_s: float  # over the arrival window and the drain
     exact_answer_share: float | None = None  # of the answers that told their class
     exact_answer_share_of_pinned: float | None = None  # likewise, of the requests that asked for an exact answer
-    fp16_token_share: float | None  # of the computed tokens
-    fp16_token_share_from: Literal["responses", "status", "none"]
+    fp16_token_share: float | None  # of the computed tokens, by the answers that tell
     switches: int | None  # all replicas together, from status
     k_changes_per_minute: float | None = None  # of the number of exact replicas, from status; None: not reported
     fp8_reasons: dict[str, int] | None = None  # FP8 steps, likewise, by what asked for them; None: not told
@@ -60,8 +51,7 @@ class RunSummary(FrozenModel):
     late_starts: int  # requests that left more than 50 ms late
     valid: bool  # the client was on time, and at least one request was answered
     invalid_because: str | None = None
-    saturated_by: Limit  # what the requests stood in front of; "none" when nothing was short, "unknown" without /status
-    where: dict[str, PlaceStats]  # requests by place: mean and largest number in the arrival window
+    path_saturated_share: float | None = None  # of the samples: the HTTP frontend was the limit; None: no status
 
     @property
     def unanswered(self) -> bool:
@@ -147,17 +137,10 @@ def summarise(
     count = len(records)
     ends_s = [record.intended_s + record.latency_ms / 1e3 for record in records if record.latency_ms is not None]
     drained_s = max([duration_s, *ends_s])
-    samples = stand(records, samples)
-    window = [sample for sample in samples if 0 < sample.at_s <= duration_s]
     told = statuses(samples)
     late = sum(r.dispatch_lag_ms is not None and r.dispatch_lag_ms > LATE_MS for r in records)
     kinds = error_kinds(record.error for record in records if record.error is not None)
     invalid = _invalid(late, kinds, count)
-    share, source = fp16_token_share(records), "responses"
-    if share is None and len(told) > 1:
-        fp16 = counter_growth(samples, lambda replica: replica.tokens_fp16)
-        fp8 = counter_growth(samples, lambda replica: replica.tokens_fp8)
-        share, source = (fp16 / (fp16 + fp8), "status") if fp16 + fp8 else (None, "none")
     return RunSummary.model_validate(
         {
             "policy": records[0].policy,
@@ -179,8 +162,7 @@ def summarise(
             "output_tokens_per_s": sum(record.output_tokens for record in records) / drained_s,
             "exact_answer_share": exact_answer_share(records),
             "exact_answer_share_of_pinned": exact_answer_share(records, "exact"),
-            "fp16_token_share": share,
-            "fp16_token_share_from": source if share is not None else "none",
+            "fp16_token_share": fp16_token_share(records),
             "switches": counter_growth(samples, lambda replica: replica.switches) if len(told) > 1 else None,
             "k_changes_per_minute": exact_replica_changes(samples) * 60 / duration_s if len(told) > 1 else None,
             "fp8_reasons": fp8_reasons(samples),
@@ -190,20 +172,15 @@ def summarise(
             "late_starts": late,
             "valid": invalid is None,
             "invalid_because": invalid,
-            "saturated_by": "client" if _too_late(late, count) else limited_by(window),
-            "where": places(window),
+            "path_saturated_share": sum(status.path_saturated for status in told) / len(told) if told else None,
         }
     )
-
-
-def _too_late(late: int, count: int) -> bool:
-    return late > LATE_SHARE * count
 
 
 def _invalid(late: int, kinds: Mapping[str, int], count: int) -> str | None:
     """Why the run says nothing about the service."""
     if sum(kinds.values()) == count:  # before lateness: what was late got no answer either
         return f"none of {count} requests was answered: {most_frequent(kinds)}"
-    if _too_late(late, count):
+    if late > LATE_SHARE * count:
         return f"{late} of {count} requests left more than {LATE_MS:g} ms late"
     return None

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from math import sqrt
 
 from loadtest.report.error_kinds import most_frequent
-from loadtest.report.run_summary import RunSummary
-from loadtest.report.standing import LATE_MS
+from loadtest.report.run_summary import LATE_MS, RunSummary
 
 TARGET = 0.95  # attainment from which a run "meets the SLO"
 FEW_REQUESTS = 100
+OFTEN = 0.1  # of the samples
 NAMES = {"fp16": "FP16 only", "fp8": "FP8 only", "adaptive": "adaptive"}
 
 
@@ -100,7 +100,7 @@ def _cautions(run: RunSummary) -> list[str]:
             f"Caution: {name}: INVALID, the client was the limit: {run.invalid_because} (p99 "
             f"{run.dispatch_lag_ms.p99 or 0:.0f} ms); the lateness is in their latencies. The sender lacks CPU."
         )
-    elif run.late_starts or run.saturated_by == "client":
+    elif run.late_starts:
         cautions.append(
             f"Caution: {name}: the client was busy: {run.late_starts} requests left more than {LATE_MS:g} ms late; "
             "this is in the latencies."
@@ -109,16 +109,10 @@ def _cautions(run: RunSummary) -> list[str]:
         cautions.append(
             f"Caution: {name}: {run.replicas_fewest} to {run.replicas_most} replicas answered during the run."
         )
-    if run.saturated_by == "path":
-        beside = ", ".join(
-            f"{run.where[place].mean:.0f} {text}"
-            for place, text in (("in_path", "in the path"), ("elsewhere", "on the way"))
-            if place in run.where
-        )
-        inside = sum(run.where[place].mean for place in ("waiting", "running") if place in run.where)
+    if (run.path_saturated_share or 0) >= OFTEN:
         cautions.append(
-            f"Caution: {name}: the PATH was the limit, not the engine: on average {beside} and {inside:.0f} in the engine. "
-            "Precision changes little of such latencies."
+            f"Caution: {name}: the HTTP frontend was the limit in {_percent(run.path_saturated_share or 0)} of the samples, by the "
+            "service's own status. Precision changes little of such latencies."
         )
     if run.policy not in NAMES and run.switches is not None:
         cautions.append(

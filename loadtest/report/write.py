@@ -43,7 +43,7 @@ class LoadSummary(FrozenModel):
 class Summary(FrozenModel):
     """summary.json."""
 
-    schema_version: int = 2  # 2: where requests stood and what was the limit; capacities by stages
+    schema_version: int = 3  # 3: where requests stood is gone
     started_utc: str
     model: str
     machine: str
@@ -63,33 +63,32 @@ def write_report(
     summary: Summary,
     records: Mapping[Policy, Sequence[RequestRecord]],
 ) -> Path:
-    """Write summary.json, the plots and report.html; returns the path of the latter."""
-    from loadtest.report.plots import draw_latencies, draw_opening  # matplotlib takes a second to import
+    """Write summary.json, the plot and report.html; returns the path of the latter."""
+    from loadtest.report.plots import draw_opening  # matplotlib takes a second to import
 
     (out_dir / "summary.json").write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    plots = {name: out_dir / f"{name}.png" for name in ("opening", "latencies")}
-    draw_opening(plots["opening"], records, summary.slo, summary.load.duration_s)
-    draw_latencies(plots["latencies"], records, summary.slo)
+    plot = out_dir / "opening.png"
+    draw_opening(plot, records, summary.slo, summary.load.duration_s)
     path = out_dir / "report.html"
-    path.write_text(render_html(summary, {name: plot.read_bytes() for name, plot in plots.items()}), encoding="utf-8")
+    path.write_text(render_html(summary, plot.read_bytes()), encoding="utf-8")
     return path
 
 
-def render_html(summary: Summary, plots: Mapping[str, bytes]) -> str:
+def render_html(summary: Summary, plot: bytes) -> str:
     """The report as one self-contained, escaped HTML page."""
     environment = Environment(loader=FileSystemLoader(TEMPLATE_DIR), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("report.html.j2").render(
         summary=summary,
         header=HEADER,
         rows=[table_row(run) for run in summary.runs],
-        plots={name: base64.b64encode(png).decode() for name, png in plots.items()},
+        plot=base64.b64encode(plot).decode(),
         facts=facts(summary),
     )
 
 
 HEADER = (
     "policy", "requests", "errors", "exact answers", "exact of pinned", "FP16 tokens", "SLO met", "TTFT ms p50/p90/p99",
-    "TPOT ms p50/p90/p99", "goodput req/s", "switches", "limit", "max waiting", "dispatch lag ms p99", "late starts",
+    "TPOT ms p50/p90/p99", "goodput req/s", "switches", "max waiting", "dispatch lag ms p99", "late starts",
 )  # fmt: skip
 
 
@@ -107,7 +106,6 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
         _three(run.tpot_ms, 1),
         f"{run.goodput_rps:.2f}",
         "?" if run.switches is None else str(run.switches),
-        run.saturated_by,
         "?" if run.max_waiting is None else str(run.max_waiting),
         "?" if run.dispatch_lag_ms.p99 is None else f"{run.dispatch_lag_ms.p99:.1f}",
         str(run.late_starts) + ("" if run.valid or run.unanswered else " INVALID"),

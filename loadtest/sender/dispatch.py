@@ -91,7 +91,6 @@ def _follow(process: subprocess.Popen[str], plan: SendPlan, tick: Tick) -> bool:
     begun_s = time.monotonic()
     started_s: float | None = None
     latest = Event(event="start")
-    unseen = False  # no tick has had the latest event
     next_tick_s = begun_s
     while True:
         now_s = time.monotonic()
@@ -107,7 +106,6 @@ def _follow(process: subprocess.Popen[str], plan: SendPlan, tick: Tick) -> bool:
             next_tick_s = time.monotonic() + TICK_S
             if started_s is not None:
                 tick(time.monotonic() - started_s, latest)
-                unseen = False
             continue
         if line is None:
             return False
@@ -122,9 +120,7 @@ def _follow(process: subprocess.Popen[str], plan: SendPlan, tick: Tick) -> bool:
             return True
         elif event.event == "stage":
             tick(event.elapsed_s, event)
-        lag_ms = max(event.lag_ms, latest.lag_ms) if unseen else event.lag_ms
-        latest = event.model_copy(update={"event": "progress", "lag_ms": lag_ms})
-        unseen = True
+        latest = event.model_copy(update={"event": "progress"})
 
 
 def _pump(stdout: IO[str], lines: "queue.Queue[str | None]") -> None:

@@ -24,7 +24,6 @@ class Answering(HTTPResponse):
     def __init__(self) -> None:
         super().__init__("POST")
         self.pieces: list[tuple[float, bytes]] = []  # (time, body bytes), time by the clock of the caller
-        self.connected_at: float | None = None
         self.at = 0.0
 
     def _on_body(self, buf: bytes | bytearray) -> None:
@@ -67,7 +66,6 @@ def stream(
     with socket.socket(family, plain_socket.SOCK_STREAM) as connection:
         connection.setsockopt(plain_socket.IPPROTO_TCP, plain_socket.TCP_NODELAY, 1)
         connection.connect(target)
-        answer.connected_at = clock()
         connection.sendall(request)
         receive = connection.recv
         while not answer.message_complete:

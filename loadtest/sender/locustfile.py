@@ -120,7 +120,6 @@ class Sender:
         latency_ms = (end_s - intended_s) * 1e3
         measured = {
             "status": received.status,
-            "connected_s": received.connected_at,
             "output_tokens": answer.output_tokens,
             "ttft_ms": chunk_ms[0] if chunk_ms else None,
             "tpot_ms": mean_tpot_ms(chunk_ms, answer.output_tokens),

@@ -70,6 +70,3 @@ class Event(FrozenModel):
     in_flight: int = 0
     done: int = 0
     errors: int = 0
-    cpu_s: float = 0.0  # see records.SenderLoad
-    cpu_share: float = 0.0
-    lag_ms: float = 0.0

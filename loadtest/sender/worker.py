@@ -19,14 +19,12 @@ import gevent  # type: ignore[import-untyped]
 from locust.env import Environment
 from locust.runners import LocalRunner
 
-from loadtest.sender.gauge import Gauge
 from loadtest.sender.locustfile import ProbeUser, Sender, TraceUser
 from loadtest.sender.plan import WARM_SHARE, Event, SendPlan
 from loadtest.service.target import addresses, target_url
 
 LEAD_S = 0.5  # between the end of the preparations and the first arrival
 PROGRESS_S = 0.5
-LAG_PERIOD_S = 0.02
 
 
 def main(plan_path: Path) -> None:
@@ -42,14 +40,14 @@ def main(plan_path: Path) -> None:
         sender = Sender(plan, addresses(url)[0], urlsplit(url).netloc, records, key)
         gevent.signal_handler(signal.SIGTERM, sender.ending.set)
         run = _run_closed if plan.kind == "closed" else _run_open
-        gauge = run(sender, environment, runner)
-    _emit(sender, runner, gauge, "end")
+        run(sender, environment, runner)
+    _emit(sender, runner, "end")
 
 
-def _run_open(sender: Sender, environment: Environment, runner: LocalRunner) -> Gauge:
+def _run_open(sender: Sender, environment: Environment, runner: LocalRunner) -> None:
     plan = sender.plan
     bodies = [sender.body(index) for index in range(len(plan.requests))]  # before the clock starts: it costs CPU
-    gauge = _start(sender, runner, lead_s=LEAD_S)
+    _start(sender, runner, lead_s=LEAD_S)
     for index, request in enumerate(plan.requests):
         if sender.ending.wait(max(request.at_s - sender.now_s(), 0)):
             break
@@ -59,17 +57,16 @@ def _run_open(sender: Sender, environment: Environment, runner: LocalRunner) -> 
     runner.user_greenlets.kill(block=True)
     if not told:
         sender.record_unsent()
-    return gauge
 
 
-def _run_closed(sender: Sender, environment: Environment, runner: LocalRunner) -> Gauge:
+def _run_closed(sender: Sender, environment: Environment, runner: LocalRunner) -> None:
     plan = sender.plan
-    gauge = _start(sender, runner, lead_s=0.0)
+    _start(sender, runner, lead_s=0.0)
     best_per_s = 0.0
     for stage, users in enumerate(plan.stages):
         while runner.user_count < users:
             ProbeUser(environment, sender).start(runner.user_greenlets)
-        _emit(sender, runner, gauge, "stage")
+        _emit(sender, runner, "stage")
         sender.ending.wait(max((stage + WARM_SHARE) * plan.duration_s - sender.now_s(), 0))
         before, before_s = sender.tokens_so_far(), sender.now_s()
         if sender.ending.wait(max((stage + 1) * plan.duration_s - before_s, 0)):
@@ -81,35 +78,25 @@ def _run_closed(sender: Sender, environment: Environment, runner: LocalRunner) -
         best_per_s = max(best_per_s, per_s)
     sender.ending.set()
     runner.user_greenlets.kill(block=True)
-    return gauge
 
 
-def _start(sender: Sender, runner: LocalRunner, lead_s: float) -> Gauge:
+def _start(sender: Sender, runner: LocalRunner, lead_s: float) -> None:
     parent = os.getppid()
     gc.collect()
     gc.freeze()  # what was imported and prepared is not looked at again: a full collection would stall every stream
     sender.start_s = time.perf_counter() + lead_s
-    gauge = Gauge()
-    _emit(sender, runner, gauge, "start")
+    _emit(sender, runner, "start")
 
     def progress() -> None:
         while os.getppid() == parent:
             gevent.sleep(PROGRESS_S)
-            _emit(sender, runner, gauge, "progress")
+            _emit(sender, runner, "progress")
         os._exit(1)  # nobody reads the results any more
 
-    def probe() -> None:
-        while True:
-            asked_s = time.perf_counter()
-            gevent.sleep(LAG_PERIOD_S)
-            gauge.late(time.perf_counter() - asked_s - LAG_PERIOD_S)
-
     gevent.spawn(progress)
-    gevent.spawn(probe)
-    return gauge
 
 
-def _emit(sender: Sender, runner: LocalRunner, gauge: Gauge, event: str) -> None:
+def _emit(sender: Sender, runner: LocalRunner, event: str) -> None:
     line = Event.model_validate(
         {
             "event": event,
@@ -119,7 +106,6 @@ def _emit(sender: Sender, runner: LocalRunner, gauge: Gauge, event: str) -> None
             "in_flight": runner.user_count,
             "done": max(sender.sent - runner.user_count, 0),
             "errors": sender.errors,
-            **gauge.take(),
         }
     )
     print(line.model_dump_json(), flush=True)

@@ -1,7 +1,6 @@
 """``nestedfp convert SOURCE TARGET`` and ``nestedfp restore SOURCE TARGET``."""
 
 import argparse
-import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -17,30 +16,10 @@ the safetensors library had written come back as the same files; layers that wer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what both have."""
+    """Declare them."""
     parser.add_argument("source", type=Path, help="folder of the checkpoint to read")
     parser.add_argument("target", type=Path, help="folder to make")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what became of every layer, and checksums")
-
-
-def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare those of ``convert``."""
-    add_arguments(parser)
-    parser.add_argument(
-        "--include",
-        type=_regular_expression,
-        metavar="REGEX",
-        help="names of weights to nest; all others stay plain FP16 when served, too. Default: the projections of decoder layers "
-        "on disk, and whatever else can be nested while it loads",
-    )
-
-
-def _regular_expression(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"expected a regular expression, got {text!r}: {error}") from error
-    return text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     passes = 2 if args.command == "convert" else 1
     with progress(passes * checkpoint_bytes(args.source)) as done:
         if args.command == "convert":
-            report = convert(args.source, args.target, args.include, done)
+            report = convert(args.source, args.target, done)
             said = report.summary()
         else:
             report = restore(args.source, args.target, done)

@@ -16,7 +16,7 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, description, add_arguments, run in (
         ("inspect", inspect.__doc__ or "", inspect.add_arguments, inspect.run),
-        ("convert", convert.CONVERT, convert.add_convert_arguments, convert.run),
+        ("convert", convert.CONVERT, convert.add_arguments, convert.run),
         ("restore", convert.RESTORE, convert.add_arguments, convert.run),
         ("eval", evaluate.__doc__ or "", evaluate.add_arguments, evaluate.run),
         ("roofline", roofline.__doc__ or "", roofline.add_arguments, roofline.run),

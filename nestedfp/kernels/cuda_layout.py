@@ -12,15 +12,3 @@ CONSTANTS = {  # by the library's names
     "lower_cols_multiple": LOWER_COLS_MULTIPLE,
     "neutral_blocks": NEUTRAL_BLOCKS,
 }
-
-
-def packed_shapes(n: int, k: int) -> tuple[tuple[int, int], tuple[int]]:
-    """Shapes of the planes that ``nestedfp.kernels.ops.pack`` returns for CUDA planes [n, k].
-
-    Returns:
-        ``(upper, lower)``: [n, k padded to 64], and one dimension of 4096-byte blocks: one per 64 rows and 64 columns,
-        the columns padded to 128, and two neutral ones.
-    """
-    lower_cols = -(-k // LOWER_COLS_MULTIPLE) * LOWER_COLS_MULTIPLE
-    blocks = -(-n // BLOCK_ROWS) * (lower_cols // BLOCK_COLS) + NEUTRAL_BLOCKS
-    return (n, -(-k // BLOCK_COLS) * BLOCK_COLS), (blocks * BLOCK_ROWS * BLOCK_COLS,)

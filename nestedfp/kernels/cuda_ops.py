@@ -5,7 +5,7 @@ Both implement the same schemas, so callers use nestedfp.kernels.ops for either 
 
 * It must be of compute capability 8.0 or newer, and ``x`` and ``bias`` float16. 9.0 (H100, H200) has kernels of its own,
   others run the portable ones (nestedfp/kernels/gpu_kernels.py).
-* ``pack`` returns another layout (csrc/cuda/kernels/layout.h), of the shapes that ``cuda_layout.packed_shapes`` gives.
+* ``pack`` returns another layout (csrc/cuda/kernels/layout.h).
 * FP8 mode with ``quantize_activations`` multiplies E4M3 by E4M3 on the tensor cores, whose partial sums keep fewer
   bits than FP32's; without it, and where gpu_kernels.multiplies_fp8 says no, FP16 by the FP8 weights in FP32.
 * Results are the same bits for the same inputs and shapes. Another number of tokens may choose another tile, hence

@@ -66,7 +66,7 @@ def get_mode() -> Mode:
 
 
 def cpu_isa() -> str:
-    """Return the instruction set of the CPU kernels in use: "scalar", "avx2" or "avx512".
+    """Return the instruction set of the CPU kernels in use: "scalar" or "avx2".
 
     Raises:
         RuntimeError: when the environment variable NESTEDFP_CPU_ISA names one that does not exist or does not run here.
@@ -123,7 +123,7 @@ def pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.
 
     Returns:
         On a CPU uint8 [ceil(N / 16), ceil(K / 2) * 32] twice: the same bytes plus zeros that pad N to 16 and K to 2. The
-        packed lower plane is recoded, one byte for one byte. On a GPU uint8 of nestedfp.kernels.cuda_layout.packed_shapes.
+        packed lower plane is recoded, one byte for one byte. On a GPU uint8 as csrc/cuda/kernels/layout.h has it.
     """
     packed_upper, packed_lower = _OPS.pack(upper, lower)
     return packed_upper, packed_lower
@@ -138,7 +138,7 @@ def unpack(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int) -> tuple[to
 def linear(
     x: torch.Tensor,
     upper: torch.Tensor,
-    lower: torch.Tensor | None,
+    lower: torch.Tensor,
     bias: torch.Tensor | None,
     outlier_rows: torch.Tensor | None,
     outlier_cols: torch.Tensor | None,
@@ -155,8 +155,7 @@ def linear(
 
     Args:
         x: [..., k] float16, bfloat16 or float32.
-        upper, lower: planes from ``pack``. FP8 mode needs no ``lower`` on a CPU, and on a GPU none with
-            ``quantize_activations``: None where the FP16 weight is kept elsewhere.
+        upper, lower: planes from ``pack``.
         bias: [n] of any of those dtypes, or None.
         outlier_rows, outlier_cols, outlier_deltas: from ``list_outliers``, or None each; they always multiply the
             ``x`` given, never a quantised one.
@@ -195,7 +194,7 @@ def linear_carried(
     carrier: torch.Tensor,
     scales: torch.Tensor,
     upper: torch.Tensor,
-    lower: torch.Tensor | None,
+    lower: torch.Tensor,
     bias: torch.Tensor | None,
     n: int,
     k: int,
@@ -276,7 +275,7 @@ def silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _fake_linear(
     x: torch.Tensor,
     upper: torch.Tensor,
-    lower: torch.Tensor | None,
+    lower: torch.Tensor,
     bias: torch.Tensor | None,
     outlier_rows: torch.Tensor | None,
     outlier_cols: torch.Tensor | None,
@@ -294,7 +293,7 @@ def _fake_linear_carried(
     carrier: torch.Tensor,
     scales: torch.Tensor,
     upper: torch.Tensor,
-    lower: torch.Tensor | None,
+    lower: torch.Tensor,
     bias: torch.Tensor | None,
     n: int,
     k: int,

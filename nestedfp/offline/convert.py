@@ -9,7 +9,6 @@ becomes of a linear layer's ``<name>.weight`` (nestedfp/format.py has the format
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,11 @@ from nestedfp.format import FORMAT_VERSION
 from nestedfp.offline.folder import check_target
 from nestedfp.offline.reading import Progress, Weight, profiles, weights_of
 from nestedfp.offline.rewrite import rewrite
-from nestedfp.offline.verdicts import LEFT_OUT, LISTED, NESTED, PLAIN, Verdict, judge
+from nestedfp.offline.verdicts import LISTED, NESTED, PLAIN, judge
 
-# A projection inside a decoder layer, or of an expert there.
-DEFAULT_INCLUDE = r"(^|\.)layers\.\d+\.(.*_proj|.*\.experts\.\d+\.\w+)\.weight$"
+# A projection inside a decoder layer, or of an expert there. The rest is for the loader to judge, which knows the layers that the
+# model makes of it.
+CONVERTED = re.compile(r"(^|\.)layers\.\d+\.(.*_proj|.*\.experts\.\d+\.\w+)$")
 
 
 def ignore_progress(_nbytes: int) -> None:
@@ -38,7 +38,6 @@ class Report:
     nested: list[str]  # planes in the nested checkpoint
     listed: dict[str, int]  # module -> weights beyond 1.75; nested while it loads
     plain: list[str]  # not to be nested, for their values or those of a layer that they are fused with
-    excluded: list[str]  # left out by ``include``
     inexact_casts: int  # weights of any tensor that FP16 cannot hold exactly
     nbytes: int  # of the source's weights
     sha256: dict[str, str]  # shard -> digest of the data of the plain shard, which a restored one has again
@@ -51,14 +50,12 @@ class Report:
         return text
 
 
-def convert(source: Path, target: Path, include: str | None = None, progress: Progress = ignore_progress) -> Report:
+def convert(source: Path, target: Path, progress: Progress = ignore_progress) -> Report:
     """Convert a checkpoint folder.
 
     Args:
         source: folder with config.json and safetensors shards.
         target: folder to make; must not exist.
-        include: regular expression that the names of weights to nest match; all others stay plain FP16, on disk and when
-            they are served. None: the projections of decoder layers are nested on disk, other linear layers while they load.
         progress: is told of bytes read: twice those of the source.
 
     Raises:
@@ -80,29 +77,27 @@ def convert(source: Path, target: Path, include: str | None = None, progress: Pr
             raise CheckpointError(
                 f"{tensors[name].shard}: {name}: {profile.fault}; convert a checkpoint that FP16 can hold"
             )
-    chosen, pattern = include is not None, re.compile(DEFAULT_INCLUDE if include is None else include)
-    verdicts = judge({name: weight.shape for name, weight in weights.items()}, found, pattern if chosen else None)
-    # Without the user's word the rest is for the loader to judge, which knows the layers that the model makes of it.
-    ours = {module: verdict for module, verdict in verdicts.items() if chosen or pattern.search(f"{module}.weight")}
-    linear = {module: verdict for module, verdict in ours.items() if verdict.is_linear}
-    excluded = [module for module, verdict in ours.items() if chosen and _is_left_out(verdict)]
-    plain = [module for module, verdict in linear.items() if verdict.kind == PLAIN and module not in excluded]
+    verdicts = judge({name: weight.shape for name, weight in weights.items()}, found)
+    linear = {module: verdict for module, verdict in verdicts.items() if verdict.is_linear and CONVERTED.search(module)}
+    plain = [module for module, verdict in linear.items() if verdict.kind == PLAIN]
     nested = [module for module, verdict in linear.items() if verdict.kind == NESTED]
     outliers = {
         module: found[f"{module}.weight"].outliers for module, verdict in linear.items() if verdict.kind == LISTED
     }
     if not nested and not outliers:
-        raise CheckpointError(_why_none(source, weights, pattern, verdicts))
+        raise CheckpointError(
+            f"{source}: none of {len(weights)} tensors is a projection of a decoder layer that can be nested; ask nestedfp inspect"
+        )
     config["quantization_config"] = {
         "quant_method": "nestedfp",
         "format_version": FORMAT_VERSION,
-        "ignore": sorted({experts_of(module) or module for module in (*plain, *excluded)}),
+        "ignore": sorted({experts_of(module) or module for module in plain}),
     }
     for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]:
         config[key] = "float16"
     digests = rewrite(source, target, weights, {f"{module}.weight" for module in nested}, config, progress)
     casts = sum(profile.flushed + profile.rounded for profile in found.values())
-    return Report(nested, outliers, plain, excluded, casts, _nbytes(weights), digests)
+    return Report(nested, outliers, plain, casts, _nbytes(weights), digests)
 
 
 def restore(source: Path, target: Path, progress: Progress = ignore_progress) -> Report:
@@ -127,16 +122,11 @@ def restore(source: Path, target: Path, progress: Progress = ignore_progress) ->
     check_target(source, target, _nbytes(weights))
     config.pop("quantization_config", None)
     digests = rewrite(source, target, weights, frozenset(), config, progress)
-    return Report(modules, {}, [], [], 0, _nbytes(weights), digests)
+    return Report(modules, {}, [], 0, _nbytes(weights), digests)
 
 
 def _nbytes(weights: Mapping[str, Weight]) -> int:
     return sum(weight.nbytes for weight in weights.values())
-
-
-def _is_left_out(verdict: Verdict) -> bool:
-    """Whether a matrix is not to be nested by the user's word."""
-    return verdict.reason == LEFT_OUT or not verdict.is_linear
 
 
 def _require_plain(source: Path, config: Mapping[str, Any]) -> None:
@@ -147,20 +137,3 @@ def _require_plain(source: Path, config: Mapping[str, Any]) -> None:
             raise CheckpointError(
                 f"{source} is quantised already ({method}); convert the original FP16 or BF16 checkpoint"
             )
-
-
-def _why_none(
-    source: Path, weights: Mapping[str, Weight], include: re.Pattern[str], verdicts: Mapping[str, Verdict]
-) -> str:
-    matching = [name for name in weights if include.search(name)]
-    reasons = Counter(
-        verdicts[module].reason.partition(":")[0]
-        if (module := name.removesuffix(".weight")) in verdicts
-        else "no matrix"
-        for name in matching
-    )
-    why = "; ".join(f"{count} for: {reason}" for reason, count in reasons.items())
-    return (
-        f"{source}: of {len(weights)} tensors {len(matching)} match {include.pattern!r} and none can be nested"
-        f"{f' ({why})' if why else ''}; see --include"
-    )

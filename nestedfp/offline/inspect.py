@@ -117,7 +117,7 @@ def inspect(folder: Path, progress: Progress, *, headers_only: bool = False) -> 
         raise CheckpointError(f"{folder} is quantised already ({method}); inspect the original FP16 or BF16 checkpoint")
     weights = weights_of(read_weights(folder))
     found = None if headers_only else profiles(weights, progress)
-    verdicts = judge({name: weight.shape for name, weight in weights.items()}, found, None)
+    verdicts = judge({name: weight.shape for name, weight in weights.items()}, found)
     layers = [
         Layer(
             module,

@@ -1,6 +1,5 @@
 """Which linear layers of a checkpoint are nested, which with an outlier list, which stay plain, and why. Pure."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ from nestedfp.offline.profile import Profile
 # Layers that engines fuse into one: nested together or not at all.
 FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
 NESTED, LISTED, PLAIN, CANDIDATE = "nested", "listed", "plain", "candidate"
-LEFT_OUT = "--include leaves it out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +39,12 @@ def gemm_of(module: str) -> tuple[str, str]:
     return stem + dot + kind, kind
 
 
-def judge(
-    shapes: Mapping[str, tuple[int, ...]], profiles: Mapping[str, Profile] | None, include: re.Pattern[str] | None
-) -> dict[str, Verdict]:
+def judge(shapes: Mapping[str, tuple[int, ...]], profiles: Mapping[str, Profile] | None) -> dict[str, Verdict]:
     """Return a verdict by module for each matrix that is some module's ``.weight``.
 
     Args:
         shapes: of all tensors, by name.
         profiles: by name; None: only names and shapes are known.
-        include: which names of weights to nest; None: all that can be.
     """
     verdicts: dict[str, Verdict] = {}
     layers: dict[str, list[str]] = {}
@@ -59,8 +54,6 @@ def judge(
             continue
         if reason := _never(module):
             verdicts[module] = Verdict(PLAIN, reason, False)
-        elif include is not None and not include.search(name):
-            verdicts[module] = Verdict(PLAIN, LEFT_OUT)
         layers.setdefault(gemm_of(module)[0], []).append(module)
     for modules in layers.values():
         open_ones = [module for module in modules if module not in verdicts]
@@ -78,7 +71,7 @@ def judge(
 def candidates(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
     """Return the modules that may be nested by name and shape, those of one fused layer together."""
     layers: dict[str, list[str]] = {}
-    for module, verdict in judge(shapes, None, None).items():
+    for module, verdict in judge(shapes, None).items():
         if verdict.kind == CANDIDATE:
             layers.setdefault(gemm_of(module)[0], []).append(module)
     return list(layers.values())

@@ -21,10 +21,9 @@ PLAIN_KV_DTYPES, FP8_KV_DTYPES = ("auto", "float16"), ("fp8", "fp8_e4m3", "fp8_e
 USUAL_SLO_MS = {"ttft_ms": 200.0, "tpot_ms": 33.3}  # the usual interactive one
 MOST_SLO_MS = 86_400_000
 CHOICES = {
-    "weights": ("nested", "two_copies"),
     "experts": ("auto", "nested", "plain"),
     "step_costs": ("auto", "measure", "off"),
-    "unsupported_gpu": ("refuse", "fp16", "portable"),
+    "unsupported_gpu": ("refuse", "portable"),
     "gemm_choice": ("measure", "model"),
     "fused_quantiser": ("auto", "always", "never"),
 }
@@ -35,8 +34,6 @@ class PluginOptions:
     """Options of one engine.
 
     Attributes:
-        weights: "nested", one store for both precisions, or "two_copies", a plain FP16 weight and an FP8 one: half as much memory
-            again, for FP16 steps that run as plain vLLM's. Where there is no FP8 mode (fp16_only) either is plain FP16.
         experts: whether the experts of a mixture (MoE) are nested or stay plain FP16 in both classes; "auto": nested on a CPU,
             plain on a GPU. Those without a kernel here (biases, an activation that is neither SiLU nor GELU) are always plain.
         quantize_activations: FP8 steps on a CPU also round the activations of each token to E4M3, as a GPU does, so
@@ -44,14 +41,11 @@ class PluginOptions:
         step_costs: whether the worker times its steps in both precisions when it starts, so that ``auto`` can leave FP8
             alone where it saves nothing: "measure", "off", or "auto", which measures on a GPU. On a CPU that other
             processes share, a short measurement says little.
-        unsupported_gpu: what to do on a GPU other than Hopper: "refuse", "fp16" to serve plain FP16 through vLLM's own
-            kernels, with no FP8 mode, or "portable" to serve both precisions through the portable kernels (compute
-            capability 8.0 and newer) and, from numbers of tokens that are measured at the start, the libraries' GEMMs
-            (weights/library_route.py; gemm_choice "model" and fused_quantiser "always" do without them).
-        fp16_only: no FP8 mode: weights are kept or restored as plain FP16 and run through vLLM's own kernels. Filled in
-            by the plugin on an unsupported GPU; may be set anywhere.
+        unsupported_gpu: what to do on a GPU other than Hopper: "refuse", or "portable" to serve both precisions through the
+            portable kernels (compute capability 8.0 and newer) and, from numbers of tokens that are measured at the start, the
+            libraries' GEMMs (weights/library_route.py; gemm_choice "model" and fused_quantiser "always" do without them).
         gemm_choice: how a GPU's GEMM configs are chosen: "measure", by what configs take on this card, timed when an engine
-            with such layers first starts and kept on disk, or "model", by the shipped table and the cost model. Times of
+            with such layers first starts and kept on disk, or "model", by the cost model. Times of
             another day may choose another order of additions, so that last bits differ between engines.
         graph_tokens: CUDA graphs for steps of up to so many tokens, in both precisions, beyond the sizes that vLLM captures;
             0: vLLM's sizes alone.
@@ -73,12 +67,10 @@ class PluginOptions:
         checkpoint: fingerprint of the checkpoint's files; filled in by the plugin.
     """
 
-    weights: str = "nested"
     experts: str = "auto"
     quantize_activations: bool = False
     step_costs: str = "auto"
     unsupported_gpu: str = "refuse"
-    fp16_only: bool = False
     fp16_reads_fp8_blocks: bool = False
     gemm_choice: str = "measure"
     graph_tokens: int = 2048
@@ -91,14 +83,13 @@ class PluginOptions:
 
     def directive(self) -> tuple[DirectiveMode, StepRule]:
         """Return what is in force until somebody directs the engine."""
-        if self.slo is None or self.fp16_only:
+        if self.slo is None:
             return DirectiveMode.FP16, StepRule()
         return DirectiveMode.AUTO, slo_rule(self.slo)
 
     def measures_steps(self, is_cpu: bool) -> bool:
         """Whether the worker times its steps when it starts."""
-        wanted = self.step_costs == "measure" or (self.step_costs == "auto" and not is_cpu)
-        return wanted and not self.fp16_only
+        return self.step_costs == "measure" or (self.step_costs == "auto" and not is_cpu)
 
     @classmethod
     def of(cls, config: "VllmConfig") -> "PluginOptions":

@@ -229,12 +229,9 @@ def fusion_obstacle(config: "VllmConfig") -> str | None:
     """Return why nothing can be fused with the quantiser and what to set; None: nothing is in its way."""
     from vllm.config import CompilationMode
 
-    options, compilation = PluginOptions.of(config), config.compilation_config
+    compilation = config.compilation_config
     if config.lora_config is not None:
         return "where linear layers alone read it, but LoRA adapters do too; remove fused_quantiser or enable_lora"
-    if options.weights == "two_copies" or options.fp16_only:
-        setting = "fp16_only=True" if options.fp16_only else "weights='two_copies'"
-        return f"into nested layers only, but {setting}; remove one of the two options"
     if compilation.mode != CompilationMode.VLLM_COMPILE or compilation.backend != "inductor":
         mode = None if compilation.mode is None else CompilationMode(compilation.mode).name
         return (
@@ -253,11 +250,11 @@ def wants_fusion(config: "VllmConfig", path: gpu_support.LinearPath) -> bool:
         taken = current_platform.pass_key in config.compilation_config.inductor_compile_config
         is_hopper = path is gpu_support.LinearPath.KERNELS and not current_platform.is_cpu()
         return is_hopper and not taken and fusion_obstacle(config) is None
-    return wanted == "always" and path is not gpu_support.LinearPath.PLAIN_FP16
+    return wanted == "always"
 
 
 def choose_path(config: "VllmConfig") -> None:
-    """Write into the engine's configuration whether it can run FP8 at all, and how its kernels are launched.
+    """Write into the engine's configuration how its kernels are launched.
 
     Raises:
         ValueError: for a GPU that this project has no kernels for, or an installation without them.
@@ -268,7 +265,7 @@ def choose_path(config: "VllmConfig") -> None:
     capability = current_platform.get_device_capability()
     found = None if capability is None else (capability.major, capability.minor)
     path = gpu_support.support(found, PluginOptions.of(config))
-    if found is not None and path is not gpu_support.LinearPath.PLAIN_FP16:
+    if found is not None:
         gpu_support.require_built()
     if path is gpu_support.LinearPath.KERNELS and found is not None:
         # Programmatic dependent launch: the compiled kernels between the GEMMs say early that the next one may start, and
@@ -280,12 +277,6 @@ def choose_path(config: "VllmConfig") -> None:
         from nestedfp.vllm_plugin.weights import fused_quantiser
 
         fused_quantiser.install(config)
-    if path is gpu_support.LinearPath.PLAIN_FP16:
-        options = dict(config.additional_config.get(OPTIONS_KEY, {}))
-        config.additional_config[OPTIONS_KEY] = {**options, "fp16_only": True}
-        init_logger("vllm.nestedfp").warning(
-            "FP16 only: weights are plain FP16 and run through vLLM's own kernels; a directive of fp8 changes nothing"
-        )
 
 
 def model_obstacles(config: "VllmConfig") -> list[str]:

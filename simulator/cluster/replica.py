@@ -81,9 +81,6 @@ class Replica:
         self.advance(now_s)
         attempt = {ATTEMPT_HEADER.encode(): b"%d" % request.index}
         body_bytes = CHARACTERS_PER_TOKEN * request.prompt_tokens
-        pinned_go = request.pinned and self._follower.pinned_go_elsewhere(now_s)
-        if pinned_go and self._elsewhere.may_go(attempt, body_bytes):
-            return "elsewhere"
         try:
             place = self._admission.enter(Asked(1, 1, request.prompt_tokens, request.output_tokens))
         except NoRoom as no_room:

@@ -1,4 +1,4 @@
-"""The report's form, the figures of a soak, and the faults that can be asked for."""
+"""The report's form, and the faults that can be asked for."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,6 @@ import pytest
 from benchmarks.http import http_procs
 from chaos import campaign, faults
 from chaos.__main__ import main, write
-from chaos.campaign import SoakResult
 from chaos.fault_cost import FaultResult
 from chaos.watch import KINDS
 from deploy.config import ConfigError
@@ -18,9 +17,9 @@ GOOD = FaultResult("engine killed", 0.51, 40.2, 7, 3, 0, 0, "120 requests; 3 clo
 
 def test_the_report_has_a_row_for_each_fault_and_shows_what_was_not_seen_as_a_dash(tmp_path):
     unseen = FaultResult("HAProxy killed", None, 0.0, 1, 0, 0, 0, "a | b")
-    write(tmp_path, [GOOD, unseen], SoakResult(30.0, 0.4, -1))
+    write(tmp_path, [GOOD, unseen])
     read = json.loads((tmp_path / "chaos.json").read_text())
-    assert set(read) == {"faults", "soak"}
+    assert set(read) == {"faults"}
     assert read["faults"][0] == {
         "fault": "engine killed",
         "detect_s": 0.51,
@@ -31,24 +30,15 @@ def test_the_report_has_a_row_for_each_fault_and_shows_what_was_not_seen_as_a_da
         "lost": 0,
         "notes": "120 requests; 3 closed",
     }
-    assert read["soak"] == {"minutes": 30.0, "rss_growth_pct": 0.4, "fd_growth": -1}
     lines = (tmp_path / "chaos.md").read_text().splitlines()
     assert lines[2] == "| engine killed | 0.51 | 40.2 | 7 | 3 | 0 | 0 | 120 requests; 3 closed |"
     assert lines[3] == "| HAProxy killed | - | 0.0 | 1 | 0 | 0 | 0 | a / b |"
-    assert lines[5] == "Soak: 30 minutes, resident memory +0.40 %, descriptors -1"
 
 
 @pytest.mark.parametrize("changes", [{"recover_s": None}, {"hung": 1}, {"lost": 1}])
 def test_what_hangs_is_lost_or_stays_broken_is_not_good(changes):
     assert GOOD.is_good
     assert not replace(GOOD, **changes).is_good
-
-
-def test_a_soak_compares_its_ends_whatever_happens_in_between():
-    flat = [(100, 10)] * 8 + [(500, 90)] + [(100, 10)] * 8
-    assert campaign.growth(flat, 3.0) == SoakResult(3.0, 0.0, 0)
-    leak = [(200 + 2 * number, number) for number in range(20)]  # medians of four: 203 and 235
-    assert campaign.growth(leak, 3.0) == SoakResult(3.0, 15.76, 16)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +66,6 @@ def test_the_command_refuses_faults_and_files_that_are_not_there(tmp_path, capsy
     for arguments, said in (
         (["--faults", "earthquake"], "unknown: earthquake"),
         (["--config", str(tmp_path / "none.yaml")], "no such file"),
-        (["--minutes", "0.5"], "--minutes: 0, or at least 1"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main([*arguments, "--out", str(tmp_path)])

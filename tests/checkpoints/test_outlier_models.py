@@ -7,10 +7,10 @@ import json
 
 import pytest
 import torch
+from quantizer_reference import quantize_per_token
 from safetensors.torch import load_file, save_file
 
 from nestedfp.kernels import ops
-from nestedfp.kernels.activations import quantize_per_token
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 from nestedfp.offline.convert import convert, restore

@@ -15,7 +15,7 @@ PATH = PathStats(in_path=3, wait_p90_ms=1.5, loop_lag_ms=4, open_streams=40, pau
 RULE = StepRule(64, 0.5)
 RECORDS: list[BaseModel] = [
     make_snapshot(path=PATH, stats_age_s=0.1, progress_age_s=0.0),
-    Directive(epoch=3, mode=DirectiveMode.AUTO, lease_s=2, reason="x", rule=RULE, slo_ttft_ms=200, fp16_replicas=2),
+    Directive(epoch=3, mode=DirectiveMode.AUTO, lease_s=2, reason="x", rule=RULE, slo_ttft_ms=200, replicas=2),
     DirectiveAck(replica_id="r", epoch=3, directive=DirectiveMode.FP8, accepted=True),
 ]
 

@@ -6,7 +6,7 @@ import random
 import pytest
 from hand_clock import HandClock
 
-from deploy.access.admission import USUAL_OUTPUT_TOKENS, Admission, Asked, NoRoom, Reason, Shares
+from deploy.access.admission import USUAL_OUTPUT_TOKENS, Admission, Asked, NoRoom, Reason
 from deploy.access.priority import Priority
 
 HIGH, NORMAL, BATCH = Priority
@@ -188,7 +188,7 @@ def test_a_limit_that_answers_never_come_near_is_not_counted_in_full_and_a_short
 
 
 def test_the_lower_the_class_the_sooner_it_is_refused_while_the_replica_fills():
-    door = Admission(8, sequences=8, shares=Shares(high=1.25, batch=0.5))
+    door = Admission(8, sequences=8)
     entered = {priority: 0 for priority in Priority}
     for priority in (BATCH, NORMAL, HIGH):
         while True:
@@ -292,12 +292,10 @@ def test_a_refusal_for_want_of_room_says_when_there_will_be_some():
     assert refused(door).retry_after_s in (5, 6), "five of the six inside must have ended"
 
 
-def test_a_late_request_is_counted_and_among_the_refused_only_if_the_engine_never_had_it():
+def test_a_late_request_is_counted_and_among_the_refused():
     door = Admission(None, sequences=1)
-    assert door.late(NORMAL, in_engine=True).reason is Reason.LATE
-    assert (door.refused, door.refusals[Reason.LATE, NORMAL]) == (0, 1)
-    door.late(NORMAL, in_engine=False)
-    assert (door.refused, door.refusals[Reason.LATE, NORMAL]) == (1, 2)
+    assert door.late(NORMAL).reason is Reason.LATE
+    assert (door.refused, door.refusals[Reason.LATE, NORMAL]) == (1, 1)
 
 
 def test_batch_is_no_load_that_the_controller_should_make_room_for():

@@ -223,16 +223,6 @@ def test_the_admission_limit_follows_the_directive_and_opens_when_the_lease_ends
     assert run(scenario, controller, door) == 7
 
 
-def test_pinned_requests_go_nowhere_else_under_a_fallback_to_fp8(agents_clock):
-    async def scenario(agent, engine):
-        await apply(agent, {**directive(1, "fp8", lease_s=2.0), "replicas": 2, "fp16_replicas": 1})
-        told = agent.pinned_go_elsewhere()
-        agents_clock.now_s += 2.5
-        return told, agent.directed, agent.pinned_go_elsewhere()
-
-    assert run(scenario, Controller(ConnectionError("gone")), policy="static_fp8") == (True, "fp8", False)
-
-
 def test_requests_that_missed_for_what_the_path_added_are_told_apart():
     controller, meter = Controller(), PathMeter()
 
@@ -384,16 +374,13 @@ def test_a_pause_of_the_replicas_own_process_costs_no_request(monkeypatch):
 def test_a_replica_knows_whether_somebody_else_could_take_a_request():
     async def scenario(agent, engine):
         seen = []
-        for told in ({}, {"replicas": 1}, {"replicas": 2}, {"replicas": 2, "fp16_replicas": 1}):
-            epoch = len(seen) + 1
-            await apply(agent, {**directive(epoch, "fp8"), **told})
-            seen.append((agent.replicas, agent.pinned_go_elsewhere()))
-        await apply(agent, {**directive(9, "fp16"), "replicas": 2, "fp16_replicas": 1})
-        assert (agent.replicas, agent.pinned_go_elsewhere()) == (2, False)
+        for told in ({}, {"replicas": 1}, {"replicas": 2}):
+            await apply(agent, {**directive(len(seen) + 1, "fp8"), **told})
+            seen.append(agent.replicas)
         return seen
 
     # The controller is out of reach: what it answers would be the latest word.
-    assert run(scenario, Controller(ConnectionError("gone"))) == [(1, False), (1, False), (2, False), (2, True)]
+    assert run(scenario, Controller(ConnectionError("gone"))) == [1, 1, 2]
 
 
 def test_it_stops_even_where_the_controller_answers_in_the_same_moment():

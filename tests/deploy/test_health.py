@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from test_agent import STATS, Controller, Engine, run, until
 
+from deploy.front.app import Front
 from deploy.replica.health_routes import HealthRoutes, StartChecks
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
@@ -40,10 +41,25 @@ def test_a_sound_replica_is_healthy_and_ready_with_what_was_checked():
 
 @pytest.mark.parametrize("route", ["health", "ready"])
 def test_a_hung_engine_makes_the_replica_unhealthy_with_the_reason(route):
-    status, body = shown(health_of(hung), route)
-    assert status == 503
-    assert body["status"].startswith("not ")
-    assert body["reason"] == "the engine has not answered for 9 s"
+    async def asked():
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        health = health_of(hung)
+        front = Front(None, SimpleNamespace(routes={}), {f"/{route}": getattr(health, route)})
+        headers = [(b"x-request-id", b"mine-1")]
+        await front({"type": "http", "path": f"/{route}", "method": "GET", "headers": headers}, None, send)
+        return sent
+
+    head, body = asyncio.run(asked())
+    error = json.loads(body["body"])["error"]
+    assert (head["status"], error["code"], error["type"]) == (503, 503, "server_error")
+    assert error["message"] in [
+        f"replica r0 is not {said}: the engine has not answered for 9 s" for said in ("healthy", "ready")
+    ]
+    assert error["request_id"] == "mine-1"
 
 
 # -- forward progress --------------------------------------------------------------------------------------------------

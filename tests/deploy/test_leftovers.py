@@ -80,8 +80,8 @@ def test_the_folder_goes_with_the_service():
     assert not folder.exists()
 
 
-def test_shared_memory_of_a_killed_process_goes_at_the_second_look(tmp_path, memory):
-    watch = leftovers.SharedMemory(tmp_path)
+def test_shared_memory_of_a_killed_process_goes_at_the_second_look(memory):
+    watch = leftovers.SharedMemory()
     process = holder(memory)
     watch.look()
     watch.look()
@@ -92,13 +92,10 @@ def test_shared_memory_of_a_killed_process_goes_at_the_second_look(tmp_path, mem
     assert not exists(memory)
 
 
-def test_a_lock_of_a_killed_process_goes_too_and_nothing_of_others(tmp_path, semaphore, memory):
+def test_a_lock_of_a_killed_process_goes_too_and_nothing_of_others(semaphore, memory):
     name, process = semaphore
-    with leftovers.SharedMemory(tmp_path) as watch:
+    with leftovers.SharedMemory() as watch:
         watch.look()
-        assert name in (tmp_path / leftovers.NOTED).read_text().split("\n"), (
-            "for the next start, should this one be killed"
-        )
         assert exists(name)
         killed(process)
         watch.look()
@@ -107,10 +104,10 @@ def test_a_lock_of_a_killed_process_goes_too_and_nothing_of_others(tmp_path, sem
     assert exists(memory), "nobody here had it mapped"
 
 
-def test_at_the_end_goes_what_was_ever_seen_and_nothing_else(tmp_path, memory):
+def test_at_the_end_goes_what_was_ever_seen_and_nothing_else(memory):
     other = shared_memory.SharedMemory(create=True, size=4096)
     try:
-        with leftovers.SharedMemory(tmp_path) as watch:
+        with leftovers.SharedMemory() as watch:
             process = holder(memory)
             watch.look()
             killed(process)
@@ -121,7 +118,7 @@ def test_at_the_end_goes_what_was_ever_seen_and_nothing_else(tmp_path, memory):
         other.unlink()
 
 
-def test_the_next_start_removes_what_a_killed_service_left(tmp_path, memory, monkeypatch):
+def test_the_next_start_removes_the_folder_of_a_killed_service(tmp_path):
     script = textwrap.dedent(
         f"""
         import os, pathlib
@@ -129,7 +126,6 @@ def test_the_next_start_removes_what_a_killed_service_left(tmp_path, memory, mon
         from deploy.startup import leftovers
         leftovers.private_folder = lambda: pathlib.Path(environment.tempfile.mkdtemp(prefix="nestedfp-", dir={str(tmp_path)!r}))
         with leftovers.own_folder() as folder:
-            (folder / leftovers.NOTED).write_text({memory!r})
             os.kill(os.getpid(), 9)
         """
     )
@@ -142,7 +138,6 @@ def test_the_next_start_removes_what_a_killed_service_left(tmp_path, memory, mon
     os.utime(folder / leftovers.LOCK, (old, old))
     leftovers.sweep(tmp_path)
     assert not folder.exists()
-    assert not exists(memory)
 
 
 def test_no_start_touches_the_folder_of_a_running_service_or_one_of_another_kind(tmp_path, monkeypatch):
@@ -157,7 +152,7 @@ def test_no_start_touches_the_folder_of_a_running_service_or_one_of_another_kind
 
 
 @pytest.mark.parametrize("whose", ["another user's", "reached by a link"])
-def test_no_start_believes_what_another_user_has_noted(tmp_path, memory, monkeypatch, whose):
+def test_no_start_removes_a_folder_of_another_user(tmp_path, whose):
     folder = _made(tmp_path / "nestedfp-left")
     if whose == "another user's":
         if os.getuid():
@@ -166,13 +161,11 @@ def test_no_start_believes_what_another_user_has_noted(tmp_path, memory, monkeyp
     else:
         real = folder.rename(tmp_path / "elsewhere")
         folder.symlink_to(real)
-    (folder / leftovers.NOTED).write_text(memory)
     (folder / leftovers.LOCK).touch()
     old = time.time() - 2 * leftovers.YOUNG_S
     os.utime(folder / leftovers.LOCK, (old, old))
     leftovers.sweep(tmp_path)
     assert folder.exists()
-    assert exists(memory)
 
 
 def _made(path):

@@ -54,6 +54,10 @@ def test_the_shipped_model_passes_with_arguments_of_engine_and_server(tmp_path):
         ({"tool_call_parser": "herms"}, "engine.extra.tool_call_parser: expected one of "),
         ({"reasoning_parser": "nope!"}, "engine.extra.reasoning_parser: expected one of "),
         ({"enable_auto_tool_choice": True}, "engine.extra.tool_call_parser: expected one of "),
+        (
+            {"enable_auto_tool_choice": False, "tool_call_parser": "hermes"},
+            "engine.extra.enable_auto_tool_choice: expected true beside tool_call_parser, got false; remove one of the two",
+        ),
     ],
 )
 def test_a_parser_that_vllm_does_not_have(tmp_path, extra, said):

@@ -41,7 +41,7 @@ def test_every_shipped_experiment_is_valid_and_named_like_its_file(path):
         ({"load": {"start_s": 0, "duration_s": 10, "rates_rps": []}}, "rates_rps"),
         ({"engine": {"plugin": {"graph_token": 2048}}}, "got graph_token"),
         ({"engine": {"plugin": {"max_num_seqs": 8}}}, "got max_num_seqs"),
-        ({"engine": {"plugin": {"weights": "three_copies"}}}, "weights: Input should be 'nested' or 'two_copies'"),
+        ({"engine": {"plugin": {"experts": "three"}}}, "experts: Input should be 'auto', 'nested' or 'plain'"),
         ({"engine": {"plugin": {"graph_tokens": -1}}}, "graph_tokens: Input should be greater"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_key_twice_in_the_configuration_is_refused(tmp_path):
         config.load(path)
 
 
-@pytest.mark.parametrize("option", [{"graph_tokens": 96}, {"weights": "two_copies"}])
+@pytest.mark.parametrize("option", [{"graph_tokens": 96}, {"experts": "plain"}])
 def test_options_of_nested_weights_reach_the_service(tmp_path, option):
     experiment = config.load(written(tmp_path, engine={"plugin": option}))
     arguments = systems.engine_of(experiment, "nestedfp")

@@ -13,16 +13,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quantizer_reference import quantize_per_token
 
 from nestedfp.format import upper_to_float
 from nestedfp.kernels import ops
-from nestedfp.kernels.activations import quantize_per_token
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 
 ROOT = Path(__file__).parents[2]
 EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
-PROCESSOR_HAS_AVX512 = "avx512bw" in Path("/proc/cpuinfo").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -260,24 +259,3 @@ def scalar_digests():
 @pytest.mark.skipif(ops.cpu_isa() == "scalar", reason="the processor has no AVX2")
 def test_avx2_gives_the_bits_of_the_scalar_loops(scalar_digests):
     assert digest_of("avx2") == scalar_digests
-
-
-@pytest.mark.slow
-@pytest.mark.avx512
-@pytest.mark.skipif(not PROCESSOR_HAS_AVX512, reason="the processor has no AVX-512")
-def test_avx512_gives_the_bits_of_the_scalar_loops(scalar_digests):
-    assert digest_of("avx512") == scalar_digests
-
-
-@pytest.mark.skipif(PROCESSOR_HAS_AVX512, reason="the processor has AVX-512")
-def test_an_isa_that_the_processor_lacks_is_an_error():
-    done = subprocess.run(
-        [sys.executable, "-c", "from nestedfp.kernels import ops; ops.cpu_isa()"],
-        env=os.environ | {"NESTEDFP_CPU_ISA": "avx512"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "NESTEDFP_CPU_ISA=avx512: this processor (or this build) has no such instructions" in done.stderr

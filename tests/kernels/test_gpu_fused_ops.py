@@ -5,9 +5,9 @@ Run: ``pytest -q -m gpu tests/kernels/test_gpu_fused_ops.py``
 
 import pytest
 import torch
+from quantizer_reference import quantize_per_token
 
 from nestedfp.kernels import ops
-from nestedfp.kernels.activations import quantize_per_token
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import nest
 

@@ -5,10 +5,10 @@ Run: ``pytest -q -m gpu tests/kernels/test_gpu_gemm.py``. Under compute-sanitize
 
 import pytest
 import torch
+from quantizer_reference import quantize_per_token
 
 from benchmarks.kernels import gpu_kernels as kernels
 from nestedfp.format import LIMIT, UPPER_SCALE, split
-from nestedfp.kernels.activations import quantize_per_token
 from nestedfp.kernels.tuning import gemm_tuning
 
 pytestmark = pytest.mark.gpu

@@ -7,11 +7,11 @@ import warnings
 
 import pytest
 import torch
+from quantizer_reference import quantize_per_token
 
 from benchmarks.kernels import gpu_kernels as kernels
 from nestedfp.format import upper_to_float
 from nestedfp.kernels import cuda_ops, ops
-from nestedfp.kernels.activations import quantize_per_token
 from nestedfp.modes import Mode
 
 with warnings.catch_warnings():

@@ -17,11 +17,11 @@ from nestedfp.format import split, upper_to_float
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from quantizer_reference import quantize_per_token
     from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
 
     from benchmarks.kernels import gpu_experts
     from nestedfp.kernels import experts_triton
-    from nestedfp.kernels.activations import quantize_per_token
     from nestedfp.vllm_plugin.weights.experts import experts_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators")]

@@ -8,7 +8,6 @@ import torch
 from gemm_problems import with_outliers
 
 from nestedfp.kernels import ops
-from nestedfp.kernels.gpu_kernels import is_portable
 from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 
@@ -64,22 +63,6 @@ def test_listed_weights_are_added_before_the_one_rounding(m):
     problem, expected = with_outliers(m)
     planes = NestedWeight(problem.upper.cuda(), problem.lower.cuda(), *(part.cuda() for part in problem.outliers))
     assert torch.equal(run(problem.x.cuda(), planes, None, False).cpu(), expected.half())
-
-
-def test_fp8_mode_reads_no_lower_plane():
-    _, _, on_gpu = nested(333, 520, 40)
-    upper, lower = ops.pack(on_gpu.upper, on_gpu.lower)
-    lists = (on_gpu.outlier_rows, on_gpu.outlier_cols, on_gpu.outlier_deltas)
-    x = torch.randn(70, 520).half().cuda()
-    ops.set_mode(Mode.FP8)
-    expected = ops.linear(x, upper, lower, None, *lists, 333, 520, True)
-    assert torch.equal(ops.linear(x, upper, None, None, *lists, 333, 520, True), expected)
-    if not is_portable(torch.cuda.get_device_capability()):  # FP16 by FP8 runs through Hopper's FP16 kernel
-        with pytest.raises(RuntimeError, match="expected a lower plane"):
-            ops.linear(x, upper, None, None, *lists, 333, 520, False)
-    ops.set_mode(Mode.FP16)
-    with pytest.raises(RuntimeError, match="expected a lower plane"):
-        ops.linear(x, upper, None, None, *lists, 333, 520, True)
 
 
 @pytest.mark.parametrize("quantize", [True, False])

@@ -6,11 +6,11 @@ Run: ``pytest -q -m gpu tests/kernels/test_gpu_portable.py``; the whole operator
 
 import pytest
 import torch
+from quantizer_reference import quantize_per_token
 
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_portable import EXACT, FP8, UPPER_FP16, gemm
 from nestedfp.format import upper_to_float
-from nestedfp.kernels.activations import quantize_per_token
 from nestedfp.kernels.gpu_kernels import multiplies_fp8
 
 pytestmark = pytest.mark.gpu

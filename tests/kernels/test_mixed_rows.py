@@ -82,16 +82,6 @@ def test_an_operator_with_other_rows_than_the_step_runs_exact():
         assert torch.equal(ops.linear(x, *operands, N, K, True), exact)
 
 
-def test_a_mixed_step_needs_the_lower_plane():
-    upper, _, *rest = layer()
-    x = torch.randn(4, K).half()
-    ops.set_mode(Mode.FP8)
-    ops.linear(x, upper, None, *rest, N, K, True)
-    ops.set_mixed(torch.arange(4) < 1)
-    with pytest.raises(RuntimeError, match="expected a lower plane, got None"):
-        ops.linear(x, upper, None, *rest, N, K, True)
-
-
 @pytest.mark.parametrize(
     ("mask", "error"),
     [

@@ -10,7 +10,6 @@ import pytest
 from gemm_library import CSRC, build
 
 from nestedfp.kernels import cuda_library, ops, shared_constants
-from nestedfp.kernels.cuda_layout import packed_shapes
 
 pytestmark = pytest.mark.usefixtures("host_library")
 
@@ -74,12 +73,3 @@ def test_a_cuda_library_of_another_layout_is_refused(tmp_path):
     build(tmp_path / "csrc", tmp_path / "other.so")
     with pytest.raises(ImportError, match=r"nestedfp_cuda_C does not belong .*: neutral_blocks is 3 there and 2 here"):
         cuda_library.check_constants(ctypes.CDLL(str(tmp_path / "other.so")))
-
-
-def test_shapes_of_packed_planes_are_those_of_the_kernels():
-    library = cuda_library.library()
-    for n in (1, 63, 64, 65, 4096, 5001):
-        for k in (1, 64, 65, 127, 128, 129, 4096, 14336):
-            upper, lower = packed_shapes(n, k)
-            assert upper == (n, library.nestedfp_upper_pitch(k)), f"{n=} {k=}"
-            assert lower == (library.nestedfp_lower_bytes(n, k),), f"{n=} {k=}"

@@ -149,7 +149,6 @@ def test_the_closed_loop_grows_while_throughput_does_and_no_further(tmp_path):
         records = run_plan(plan, lambda _, event: events.append(event))
     assert [event.users for event in events if event.event == "stage"] == [1, 16, 32]
     assert {record.error for record in records} <= {None, "cut at the end of the run"}
-    assert max(event.cpu_s for event in events) > 0
 
 
 def test_a_service_that_is_not_there_fails_every_request(tmp_path):

@@ -81,6 +81,7 @@ def test_what_was_given_and_cannot_be_used_is_one_line_and_status_2(tmp_path, ca
         "broken.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n",
         "unknown.yaml": "model: {id: m, path: models/fairytales-8m}\nbogus: 1\n",
         "list.yaml": "- model\n",
+        "plain.yaml": "model: {id: m, path: models/fairytales-8m}\nengine: {quantization: none}\n",
         "empty.key": "",
     }
     for name, content in files.items():
@@ -94,6 +95,10 @@ def test_what_was_given_and_cannot_be_used_is_one_line_and_status_2(tmp_path, ca
         ([*url, "--trace", "{}/broken.csv"], "broken.csv:2: TIMESTAMP"),
         ([*url, "--policies", "plain", "--out", "{}/empty.key"], "--out: cannot make the folder"),
         (["--config", "{}/unknown.yaml"], "unknown.yaml: bogus: unknown key; remove it"),
+        (
+            ["--config", "{}/plain.yaml"],
+            "plain.yaml: engine.quantization is none, and a plain engine takes no directives: give",
+        ),
         (["--config", "{}/list.yaml"], "list.yaml: expected a mapping with the keys"),
     ):
         assert main(["--out", str(tmp_path / "runs"), *(word.format(tmp_path) for word in words)]) == 2
@@ -127,15 +132,13 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     fp16, fp8 = summary["calibration"]["capacities"]
     assert fp8["carried_rps"] > 1.5 * fp16["carried_rps"]
     for run in runs.values():
-        assert run["where"]["running"]["max"] <= 3
         assert run["valid"] == (run["invalid_because"] is None) == (run["late_starts"] <= 0.01 * run["requests"])
-    assert runs["fp16"]["saturated_by"] in ("engine", "client")  # client: this machine is busy
     samples = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
     assert {sample["policy"] for sample in samples} == {"fp16", "fp8", "adaptive"}
-    assert max(sample["standing"]["waiting"] for sample in samples) > 0
+    assert max(sample["status"]["replicas"][0]["waiting"] for sample in samples) > 0
     assert summary["service_slo"] == {"ttft_ms": 300.0, "tpot_ms": 40.0}, "of its status"
     assert summary["options"]["load_fraction"] == 1.5
-    for name in ("report.html", "timeline.jsonl", "requests-fp16.jsonl", "requests-adaptive.jsonl", "latencies.png"):
+    for name in ("report.html", "timeline.jsonl", "requests-fp16.jsonl", "requests-adaptive.jsonl", "opening.png"):
         assert (folder / name).stat().st_size > 500
 
 
@@ -155,7 +158,6 @@ def test_a_plain_server_needs_no_key_no_directive_and_no_status(tmp_path, capsys
     summary = run_against(tmp_path, ["--plain"], f"--policies plain-vllm-serve {GIVEN}")
     (run,) = summary["runs"]
     assert (run["policy"], run["requests"], run["errors"]) == ("plain-vllm-serve", 10, 0)
-    assert run["saturated_by"] in ("unknown", "client")
     assert (run["switches"], run["max_waiting"]) == (None, None)
     assert "no directives" in summary["verdict"][0]
     assert "plain-vllm-serve" in capsys.readouterr().out

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from loadtest.report.plots import is_exact, shares_over_time
 from loadtest.report.run_summary import meets_ttft, summarise
-from loadtest.report.standing import stand
 from loadtest.report.verdict import verdict
 from loadtest.report.write import LoadSummary, Summary, print_report, render_html, write_report
 from workload.records import TimelineSample
@@ -63,9 +62,9 @@ class Page(HTMLParser):
 
 def test_a_run_against_a_server_without_status_is_reported(tmp_path):
     records = [make_record(i, policy="plain-vllm", precision_tokens=None) for i in range(200)]
-    samples = stand(records, [TimelineSample(policy="plain-vllm", at_s=float(i), status=None) for i in range(1, 200)])
+    samples = [TimelineSample(policy="plain-vllm", at_s=float(i), status=None) for i in range(1, 200)]
     run = summarise(records, samples, SLO, 200.0)
-    assert (run.saturated_by, run.switches, run.fp16_token_share) == ("unknown", None, None)
+    assert (run.path_saturated_share, run.switches, run.fp16_token_share) == (None, None, None)
     summary = make_summary(runs=(run,), verdict=verdict([run]))
     text = write_report(tmp_path, summary, {"plain-vllm": records}).read_text()
     assert "plain-vllm: 100.0 % of requests within the SLO. The server ran as it is: no directives" in text
@@ -83,7 +82,7 @@ def test_the_report_is_self_contained_and_escaped(tmp_path):
     page = Page(text)
     assert "script" not in page.tags
     assert "b" not in page.tags
-    assert len(page.sources) == 2
+    assert len(page.sources) == 1
     assert all(source.startswith("data:image/png;base64,iVBOR") for source in page.sources)
     assert "m &amp; n" in text
     assert "ttft_ms = 200" in text
@@ -98,10 +97,7 @@ def test_the_report_is_self_contained_and_escaped(tmp_path):
 
 
 def test_a_report_without_calibration_or_runs_is_still_a_page():
-    text = render_html(
-        make_summary(calibration=None, runs=(), verdict=(), service_slo={}),
-        {"opening": b"", "latencies": b""},
-    )
+    text = render_html(make_summary(calibration=None, runs=(), verdict=(), service_slo={}), b"")
     assert "Nothing to compare." in text
     assert "not known" in text
 

@@ -3,7 +3,7 @@
 import pytest
 from loadtest_builders import SLO, failed, make_record, make_sample
 
-from loadtest.report.run_summary import counter_growth, exact_answer_share, fp8_reasons, fp16_token_share, summarise
+from loadtest.report.run_summary import counter_growth, exact_answer_share, fp8_reasons, summarise
 from loadtest.report.verdict import verdict
 from loadtest.report.write import table_row
 from workload.percentiles import percentiles
@@ -40,19 +40,9 @@ def test_a_run_is_summarised_as_by_hand():
     assert run.itl_ms.p50 == 10.0
     assert run.dispatch_lag_ms.p99 == pytest.approx(2.0)
     assert run.fp16_token_share == pytest.approx(7 / 9)  # cached tokens were not computed
-    assert run.fp16_token_share_from == "responses"
     assert (run.switches, run.max_waiting) == (5, 7)
     assert (run.replicas_fewest, run.replicas_most) == (1, 1)
     assert run.output_tokens_per_s == pytest.approx(13 / 10)
-
-
-def test_precision_comes_from_status_when_responses_are_silent():
-    samples = [make_sample(0.0, ("a", 0, 100, 10)), make_sample(9.0, ("a", 0, 130, 20))]
-    run = summarise([make_record(precision_tokens=None)], samples, SLO, 10.0)
-    assert (run.fp16_token_share, run.fp16_token_share_from) == (0.75, "status")
-    run = summarise([make_record(precision_tokens=None)], [], SLO, 10.0)
-    assert (run.fp16_token_share, run.fp16_token_share_from, run.switches) == (None, "none", None)
-    assert fp16_token_share([]) is None
 
 
 @pytest.mark.parametrize(
@@ -102,9 +92,9 @@ def test_reasons_for_fp8_are_told_over_all_replicas_the_most_frequent_first():
 
 
 def test_late_requests_make_a_run_invalid_and_a_few_are_said():
-    late = [make_record(i, sent_s=i + (0.08 if i < 30 else 0.001), connected_s=i + 0.1) for i in range(1000)]
+    late = [make_record(i, sent_s=i + (0.08 if i < 30 else 0.001)) for i in range(1000)]
     run = summarise(late, [], SLO, 1000.0)
-    assert (run.late_starts, run.valid, run.saturated_by) == (30, False, "client")
+    assert (run.late_starts, run.valid) == (30, False)
     assert "30 of 1000 requests left more than 50 ms late" in "\n".join(verdict([run]))
     run = summarise(late[25:], [], SLO, 1000.0)
     assert (run.late_starts, run.valid, run.invalid_because) == (5, True, None)
@@ -120,7 +110,6 @@ def test_a_run_without_an_answer_is_invalid_and_says_why():
     run = summarise([refused(i) for i in range(10)], [], SLO, 10.0)
     why = "none of 10 requests was answered: 10 x HTTP 400: Token id N is out of vocabulary"
     assert (run.errors, run.unanswered, run.valid, run.invalid_because) == (10, True, False, why)
-    assert run.saturated_by != "client"
     text = "\n".join(verdict([run]))
     assert "10 of 10 requests failed; they count as SLO misses: 10 x HTTP 400: Token id N is out of vocab" in text
     assert "INVALID: no request was answered" in text
@@ -144,3 +133,15 @@ def test_changes_of_the_number_of_exact_replicas_are_counted():
         sample(3, "auto", "auto"),
     ]
     assert summarise([make_record(0)], samples, SLO, duration_s=30.0).k_changes_per_minute == 4.0
+
+
+@pytest.mark.parametrize(("saturated", "share", "said"), [(1, 0.05, False), (2, 0.1, True)])
+def test_a_frontend_that_the_service_calls_the_limit_is_said(saturated, share, said):
+    samples = [make_sample(float(at_s), ("a", 0, 0, 0)) for at_s in range(20)]
+    told = [
+        sample.model_copy(update={"status": sample.status.model_copy(update={"path_saturated": True})})
+        for sample in samples[:saturated]
+    ]
+    run = summarise([make_record(0)], [*told, *samples[saturated:]], SLO, duration_s=30.0)
+    assert run.path_saturated_share == share
+    assert ("the HTTP frontend was the limit" in "\n".join(verdict([run]))) == said

@@ -248,15 +248,6 @@ def test_torch_compile_serves_both_modes_and_mixed_steps_from_one_graph():
     assert_each_in_its_precision(runs[4], exact=runs[0], fast=runs[1])
 
 
-def test_fp16_only_serves_planes_exactly_and_knows_no_fp8(plain, converted):
-    run = {"prompts": PROMPTS, "max_tokens": 48, "mode": "fp8"}
-    options = {"additional_config": {"nestedfp": {"fp16_only": True}}}
-    (result,) = scenario({"model": str(converted), "quantization": None, **options}, [run])
-    assert_same_greedy_tokens(result, plain)
-    assert result["stats"]["steps_fp8"] == result["stats"]["tokens_fp8"] == 0
-    assert all(c["completion"] == {"fp16": 48, "fp8": 0} for c in result["precision"])
-
-
 def test_a_seed_gives_the_same_tokens_whether_the_prompt_is_chunked_or_not(online):
     chunked = {"max_num_batched_tokens": 64, "max_num_seqs": 8}  # the prompt takes several steps
     first, again = scenario(chunked, [SEEDED] * 2)

@@ -90,22 +90,22 @@ def test_the_exact_operator_computes_fp16_in_every_mode():
 def test_a_gpu_has_such_layers_plain(monkeypatch):
     gpu = SimpleNamespace(is_cpu=lambda: False, get_device_capability=lambda: SimpleNamespace(major=9, minor=0))
     with set_current_vllm_config(engine_config()):
-        assert not OnlineNestedLinear("layer", is_exact=True).fp16_only
+        assert not OnlineNestedLinear("layer", is_exact=True).stays_plain
         monkeypatch.setattr("nestedfp.vllm_plugin.weights.layers.current_platform", gpu)
-        assert OnlineNestedLinear("layer", is_exact=True).fp16_only
-        assert not OnlineNestedLinear("layer").fp16_only
+        assert OnlineNestedLinear("layer", is_exact=True).stays_plain
+        assert not OnlineNestedLinear("layer").stays_plain
 
 
 @pytest.mark.usefixtures("experts_group", "dtype_again", "fp16_again")
-@pytest.mark.parametrize(("kind", "weights"), [("plain", "nested"), ("converted", "nested"), ("plain", "two_copies")])
-def test_layers_out_of_the_choice_compute_fp16_in_a_fast_step_and_are_stored_once(tmp_path, kind, weights):
+@pytest.mark.parametrize("kind", ["plain", "converted"])
+def test_layers_out_of_the_choice_compute_fp16_in_a_fast_step_and_are_stored_once(tmp_path, kind):
     folder = tmp_path / "model"
     (convert if kind == "converted" else shutil.copytree)(MODEL, folder)
-    options = {"fp8_layers": ["!*attn*", "!*.layers.2.*"], "weights": weights}
+    options = {"fp8_layers": ["!*attn*", "!*.layers.2.*"]}
     arguments = {} if kind == "converted" else {"quantization": "nestedfp"}
     model = loaded(folder, **arguments, additional_config={"nestedfp": options})
     found = cover(model)
-    assert found.layers == {"exact": 8 + 8 + 2, "nested" if weights == "nested" else "two_copies": 2 * 7}
+    assert found.layers == {"exact": 8 + 8 + 2, "nested": 2 * 7}
     whole = cover(loaded(folder, **arguments, additional_config={"nestedfp": {}}))
     assert found.nested + found.plain["layers that fp8_layers leaves in FP16"] == whole.nested
     assert found.linear_weights == whole.linear_weights

@@ -154,8 +154,6 @@ def option(**options):
     [
         (option(), "mode=DYNAMO_TRACE_ONCE .* on a CPU, where vLLM runs no passes, remove fused_quantiser"),
         ({**option(), "enforce_eager": True}, "mode=NONE"),
-        (option(weights="two_copies"), "nested layers only, but weights='two_copies'; remove one"),
-        (option(fp16_only=True), "nested layers only, but fp16_only=True; remove one"),
         (option(fused_quantizer=True), "unknown .'fused_quantizer'., expected keys out of .*'fused_quantiser'"),
     ],
 )
@@ -180,14 +178,11 @@ def test_where_nothing_is_said_a_hopper_fuses_and_nothing_else(monkeypatch):
     assert not wiring.wants_fusion(config, LinearPath.PORTABLE), "not measured there"
     config.additional_config["nestedfp"] = {"fused_quantiser": "never"}
     assert not wiring.wants_fusion(config, LinearPath.KERNELS)
-    config.additional_config["nestedfp"] = {"weights": "two_copies"}
-    assert not wiring.wants_fusion(config, LinearPath.KERNELS)
     config.additional_config["nestedfp"] = {}
     config.compilation_config.inductor_compile_config[current_platform.pass_key] = "theirs"
     assert not wiring.wants_fusion(config, LinearPath.KERNELS), "the place is taken"
     config.additional_config["nestedfp"] = {"fused_quantiser": "always"}
     assert wiring.wants_fusion(config, LinearPath.PORTABLE)
-    assert not wiring.wants_fusion(config, LinearPath.PLAIN_FP16)
 
 
 def test_the_pass_travels_with_the_configuration_and_changes_the_key_of_compiled_graphs():

@@ -133,46 +133,6 @@ def test_greedy_tokens_do_not_depend_on_graphs(plain):
     assert_same_greedy_tokens(eager, plain[1])
 
 
-@pytest.fixture(scope="module")
-def two_copies(texts):
-    """The same with two copies of the weights, and the sizes of graphs that vLLM has: cuBLAS may sum a padded step otherwise."""
-    options = {"nestedfp": {"weights": "two_copies", "graph_tokens": 0, "whole_graph_tokens": 0}}
-    return scenario(
-        [
-            {"kind": "score", "texts": texts},
-            {"kind": "score", "texts": texts, "mode": "fp8"},
-            GREEDY,
-            {"kind": "flip", "prompts": PROMPTS, "max_tokens": FLIP_TOKENS, "rounds": 3},
-            {"kind": "score", "texts": texts},
-            {"kind": "score", "texts": texts, "mode": "fp8"},
-        ],
-        additional_config=options,
-    )
-
-
-def test_two_copies_score_texts_as_vllm_does_in_fp16_mode(plain, two_copies):
-    assert two_copies["jobs"][0] == plain[0]
-    assert two_copies["jobs"][2] == plain[1]
-
-
-def test_two_copies_score_texts_as_nested_weights_do_in_fp8_mode(texts, regrouped, plain, two_copies):
-    # The same kernels, with norms that are vLLM's own as well; but steps padded otherwise, or configs timed at another start, may
-    # add up in another order.
-    options = {"nestedfp": {"fused_quantiser": "never"}}
-    (apart,) = scenario([{"kind": "score", "texts": texts, "mode": "fp8"}], additional_config=options)["jobs"]
-    ours, natural = (differences(two_copies["jobs"][1], apart), differences(regrouped[0], plain[0]))
-    assert statistics.mean(ours) < 2 * statistics.mean(natural)
-    assert two_copies["jobs"][1] != two_copies["jobs"][0]
-
-
-def test_flips_of_two_copies_change_nothing(two_copies):
-    scores, rounded, _, flipped, scores_after, rounded_after = two_copies["jobs"]
-    assert flipped["switches"] >= 3 * (FLIP_TOKENS - 5)
-    assert all(tokens == flipped["tokens"][0] for tokens in flipped["tokens"]), "rounds drift"
-    assert scores_after == scores
-    assert rounded_after == rounded
-
-
 def heads_of_128(folder):
     """A small random Llama with the heads of large ones, for which FlashAttention has a kernel of its own for short queries."""
     config = json.loads((ROOT / "models" / "fairytales-8m" / "config.json").read_text())

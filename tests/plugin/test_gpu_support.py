@@ -6,10 +6,10 @@ from nestedfp.kernels.gpu_kernels import multiplies_fp8
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks.gpu_support import LinearPath, support
 
-REFUSE, FP16, PORTABLE = (PluginOptions(unsupported_gpu=what) for what in ("refuse", "fp16", "portable"))
+REFUSE, PORTABLE = (PluginOptions(unsupported_gpu=what) for what in ("refuse", "portable"))
 
 
-@pytest.mark.parametrize("options", [REFUSE, FP16, PORTABLE])
+@pytest.mark.parametrize("options", [REFUSE, PORTABLE])
 @pytest.mark.parametrize("capability", [None, (9, 0)])
 def test_a_cpu_and_hopper_run_both_precisions_whatever_the_option(capability, options):
     assert support(capability, options) is LinearPath.KERNELS
@@ -21,17 +21,15 @@ def test_another_gpu_is_refused_with_what_to_set_unless_that_is_said(capability)
     with pytest.raises(ValueError, match=rf"this GPU has {found}\. To serve both precisions") as caught:
         support(capability, REFUSE)
     assert "unsupported_gpu: portable" in str(caught.value)
-    assert "unsupported_gpu: fp16" in str(caught.value)
-    assert support(capability, FP16) is LinearPath.PLAIN_FP16
+    assert "engine.quantization: none" in str(caught.value)
     assert support(capability, PORTABLE) is LinearPath.PORTABLE
 
 
 @pytest.mark.parametrize("options", [REFUSE, PORTABLE])
-def test_a_gpu_that_is_too_old_for_the_portable_kernels_can_serve_fp16_alone(options):
+def test_a_gpu_that_is_too_old_for_the_portable_kernels_is_refused(options):
     with pytest.raises(ValueError, match=r"this GPU has 7\.5\. The portable kernels need 8\.0 or newer") as caught:
         support((7, 5), options)
-    assert "unsupported_gpu: fp16" in str(caught.value)
-    assert support((7, 5), FP16) is LinearPath.PLAIN_FP16
+    assert "engine.quantization: none" in str(caught.value)
 
 
 def test_a_hopper_stands_in_for_other_gpus_when_the_environment_says_so(monkeypatch):
@@ -43,11 +41,6 @@ def test_a_hopper_stands_in_for_other_gpus_when_the_environment_says_so(monkeypa
         support((9, 0), PORTABLE)
 
 
-@pytest.mark.parametrize("capability", [None, (8, 9), (9, 0)])
-def test_fp16_only_can_be_asked_for_anywhere(capability):
-    assert support(capability, PluginOptions(fp16_only=True)) is LinearPath.PLAIN_FP16
-
-
 @pytest.mark.parametrize(
     ("given", "is_cpu", "measures"),
     [
@@ -55,7 +48,6 @@ def test_fp16_only_can_be_asked_for_anywhere(capability):
         ({}, False, True),
         ({"step_costs": "measure"}, True, True),
         ({"step_costs": "off"}, False, False),
-        ({"fp16_only": True}, False, False),  # one precision: nothing to compare
     ],
 )
 def test_steps_are_timed_on_a_gpu_unless_told_otherwise(given, is_cpu, measures):

@@ -26,8 +26,6 @@ pytestmark = pytest.mark.usefixtures("experts_group", "dtype_again")
 
 KINDS = {
     "nested": {},
-    "fp16 only": {"additional_config": {"nestedfp": {"fp16_only": True}}},
-    "two copies": {"additional_config": {"nestedfp": {"weights": "two_copies"}}},
     "plain": {"quantization": None},
 }
 ATTENTION = {f"self_attn.{name}_proj.weight": (64, 64) for name in "qkvo"}
@@ -93,13 +91,12 @@ def test_whole_checkpoints_load(tmp_path, make, kind):
     load(write(tmp_path / "a", *make()), kind)
 
 
-@pytest.mark.parametrize("kind", ["nested", "fp16 only", "two copies"])
 @pytest.mark.parametrize("beyond", [0, 1, 100_000])
-def test_converted_checkpoints_load(tmp_path, kind, beyond):
+def test_converted_checkpoints_load(tmp_path, beyond):
     config, tensors = shipped()
     tensors["model.layers.1.self_attn.k_proj.weight"].view(-1)[:beyond] = 2.5
     convert(write(tmp_path / "a", config, tensors), tmp_path / "b")
-    load(tmp_path / "b", kind)
+    load(tmp_path / "b")
 
 
 def test_a_model_of_vectors_loads_without_the_head_that_it_does_not_have(tmp_path):
@@ -134,9 +131,7 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize(
-    ("lost", "kind"), [*((lost, "nested") for lost in LOST), ("half of one", "fp16 only"), ("half of one", "plain")]
-)
+@pytest.mark.parametrize(("lost", "kind"), [*((lost, "nested") for lost in LOST), ("half of one", "plain")])
 def test_what_a_checkpoint_lacks_is_named(tmp_path, lost, kind):
     names, said = LOST[lost]
     config, tensors = shipped()
@@ -155,9 +150,8 @@ def test_what_a_converted_checkpoint_lacks_is_named(tmp_path, name):
     if len(kept) == len(tensors):
         load(tmp_path / "a")
         return
-    for kind in ("nested", "fp16 only"):
-        with pytest.raises(CheckpointError, match="the checkpoint lacks weights of"):
-            load(tmp_path / "a", kind)
+    with pytest.raises(CheckpointError, match="the checkpoint lacks weights of"):
+        load(tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", [LAYER + "mlp.experts.3.up_proj.weight", LAYER + "mlp.gate.weight", "lm_head.weight"])
@@ -179,10 +173,10 @@ BAD = {
     [
         ("model.embed_tokens.weight", "nested", "nan"),
         ("model.norm.weight", "plain", "nan"),
-        ("model.norm.weight", "fp16 only", "infinity"),
+        ("model.norm.weight", "plain", "infinity"),
         (LAYER + "self_attn.q_proj.bias", "nested", "infinity"),
         (LAYER + "mlp.down_proj.weight", "nested", "nan"),
-        (LAYER + "mlp.down_proj.weight", "fp16 only", "infinity"),
+        (LAYER + "mlp.down_proj.weight", "plain", "infinity"),
     ],
 )
 def test_a_value_that_is_none_is_named(tmp_path, name, bad, kind):
@@ -216,7 +210,7 @@ def test_a_value_beyond_the_range_of_fp16_is_named(tmp_path, name, dtype):
     tensors = {each: tensor.to(dtype) for each, tensor in tensors.items()}
     load(write(tmp_path / "a", config, tensors))
     tensors[name].view(-1)[3] = 70000.0
-    for kind in ("nested", "fp16 only"):
+    for kind in ("nested", "plain"):
         with pytest.raises(
             ValueError, match=rf"{name.removesuffix('.weight')}.*: 1 of \d+ weights are NaN or infinite"
         ):

@@ -92,8 +92,6 @@ def test_a_step_that_is_none_is_refused(mode, exact):
     ("changes", "why"),
     [
         ({"options": {"mixed_steps": False}}, "mixed_steps is off"),
-        ({"options": {"fp16_only": True}}, "plain FP16"),
-        ({"options": {"weights": "two_copies"}}, "two_copies"),
         ({"pipeline_parallel_size": 2}, "pad it"),
         ({"data_parallel_size": 2}, "pad it"),
         ({"is_multimodal_model": True}, "not those of the batch"),

@@ -94,7 +94,6 @@ def outcomes(tmp_path_factory):
         "negative size": {"args": {"additional_config": {"nestedfp": {"graph_tokens": -1}}}},
         "vLLM's own": {"args": {"additional_config": {"nestedfp": {"max_num_seqs": 4}}}, "serves": True},
         "of the service": {"args": {"additional_config": {"nestedfp": {"replicas": 2}}}},
-        "fp16 only": {"args": {"additional_config": {"nestedfp": {"fp16_only": True}}}},
         "truncated": {"args": {"model": str(truncated)}},
     }
     return run_json("wiring_scenario.py", {k: {**v, "args": {"model": MODEL, **v["args"]}} for k, v in cases.items()})
@@ -123,11 +122,6 @@ def test_an_api_server_keeps_the_usual_slo_unless_it_is_told_another(outcomes):
     assert outcomes["served, TTFT"]["options"]["slo"] == {"ttft_ms": 500}
     assert outcomes["served without"]["options"]["slo"] is None
     assert "slo" not in outcomes["good"]["options"]  # offline nobody waits
-
-
-def test_what_the_plugin_finds_out_travels_with_the_users_options(outcomes):
-    assert outcomes["fp16 only"]["options"]["fp16_only"] is True
-    assert len(outcomes["fp16 only"]["options"]["checkpoint"]) == 16
 
 
 def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
@@ -162,7 +156,7 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("nvfp4 kv", "leave kv_cache_dtype at 'auto'"),
         ("option", "keys out of"),
         ("option type", "must be of type bool"),
-        ("option choice", "must be one of ('refuse', 'fp16', 'portable'); got 'fp8'"),
+        ("option choice", "must be one of ('refuse', 'portable'); got 'fp8'"),
         ("slo of words", "slo: expected milliseconds above 0"),
         ("slo of nothing", "slo: expected milliseconds above 0"),
         ("slo of no number", "slo: expected milliseconds above 0"),

@@ -18,17 +18,14 @@ from simulator.engine.request import SimRequest
 TABLE = make_table(max_num_seqs=1000, max_model_tokens=50_000)
 
 
-def make_replicas(*limits: int | None, modes: str = "") -> list[Replica]:
-    """Replicas with these admission limits; in ``modes`` 6 is FP16, 8 FP8, the rest auto."""
+def make_replicas(*limits: int | None) -> list[Replica]:
+    """Replicas with these admission limits that know of each other."""
     replicas = [
         Replica(f"r{i}", "i", TABLE, policy_config("static_fp16"), 0.0, limit) for i, limit in enumerate(limits)
     ]
-    names = {"6": DirectiveMode.FP16, "8": DirectiveMode.FP8}
-    directed = [names.get(mode, DirectiveMode.AUTO) for mode in modes.ljust(len(limits))]
-    exact = sum(mode is not DirectiveMode.FP8 for mode in directed)
-    for replica, mode in zip(replicas, directed, strict=True):
-        directive = Directive(epoch=1, mode=mode, lease_s=2.0, reason="test", replicas=len(limits), fp16_replicas=exact)
-        replica.take(0.0, directive)
+    told = Directive(epoch=1, mode=DirectiveMode.AUTO, lease_s=2.0, reason="test", replicas=len(limits))
+    for replica in replicas:
+        replica.take(0.0, told)
     return replicas
 
 
@@ -42,7 +39,6 @@ def in_front(replicas: list[Replica]) -> LeastConnections:
 def send(
     proxy: LeastConnections,
     count: int,
-    pinned: bool = False,
     prompt_tokens: int = 10,
     first: int = 0,
     now_s: float = 0.0,
@@ -50,7 +46,7 @@ def send(
     """Send requests at one time; the replicas that took them, "" where none did."""
     takers = []
     for index in range(first, first + count):
-        request = SimRequest(index, now_s, prompt_tokens, 100, pinned)
+        request = SimRequest(index, now_s, prompt_tokens, 100)
         taken = proxy.send(now_s, request)
         inside = [
             replica.name for replica in proxy.replicas if request in (*replica.engine.running, *replica.engine.waiting)
@@ -60,9 +56,9 @@ def send(
     return takers
 
 
-def offer(replicas: list[Replica], count: int, pinned: bool = False) -> list[str]:
+def offer(replicas: list[Replica], count: int) -> list[str]:
     """The same through an HAProxy of their own."""
-    return send(in_front(replicas), count, pinned)
+    return send(in_front(replicas), count)
 
 
 def test_each_request_goes_to_the_replica_with_the_fewest_open_ones():
@@ -116,22 +112,6 @@ def test_a_prompt_whose_body_fits_no_buffer_is_refused_where_it_arrives():
     assert send(proxy, 2) == ["r0", "r1"]
     assert send(proxy, 1, prompt_tokens=RETRYABLE_BODY_BYTES // 4 + 1, first=9) == [""]
     assert send(proxy, 1, prompt_tokens=RETRYABLE_BODY_BYTES // 4, first=10) == ["r1"]
-
-
-def test_a_pinned_request_goes_on_from_a_replica_in_fp8_to_the_next():
-    assert offer(make_replicas(None, None, modes="86"), 4, pinned=True) == ["r1"] * 4
-    assert offer(make_replicas(None, None, modes="8 "), 4, pinned=True) == ["r1"] * 4
-    assert sorted(offer(make_replicas(None, None, modes="86"), 4)) == ["r0", "r0", "r1", "r1"]
-    assert sorted(offer(make_replicas(None, None, modes="88"), 4, pinned=True)) == ["r0", "r0", "r1", "r1"]
-
-
-def test_two_replicas_in_fp8_send_a_pinned_request_back_and_forth_and_the_first_computes_it():
-    replicas = make_replicas(None, None, None, modes="886")
-    for index in range(3):
-        assert replicas[2].offer(0.0, SimRequest(50 + index, 0.0, 10, 100)) == "taken"
-    assert offer(replicas, 1, pinned=True) == ["r0"]
-    replicas[0].advance(60.0)
-    assert replicas[0].engine.stats.tokens[True] == 0, "a pinned request's steps are FP16 everywhere"
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])

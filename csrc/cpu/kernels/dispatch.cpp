@@ -12,22 +12,15 @@ namespace {
 bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
-
-bool has_avx512() {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
 #else
 bool has_avx2() { return false; }
-bool has_avx512() { return false; }
 #endif
 
 const Kernels& choose() {
-    const Kernels* const avx512 = has_avx512() ? avx512_kernels() : nullptr;
     const Kernels* const avx2 = has_avx2() ? avx2_kernels() : nullptr;
     const char* const forced = std::getenv("NESTEDFP_CPU_ISA");
     if (forced == nullptr || *forced == '\0') {
-        return avx512 != nullptr ? *avx512 : avx2 != nullptr ? *avx2 : *scalar_kernels();
+        return avx2 != nullptr ? *avx2 : *scalar_kernels();
     }
     const std::string name = forced;
     const Kernels* chosen = nullptr;
@@ -35,10 +28,8 @@ const Kernels& choose() {
         chosen = scalar_kernels();
     } else if (name == "avx2") {
         chosen = avx2;
-    } else if (name == "avx512") {
-        chosen = avx512;
     } else {
-        throw std::runtime_error("NESTEDFP_CPU_ISA: expected scalar, avx2 or avx512, got '" + name +
+        throw std::runtime_error("NESTEDFP_CPU_ISA: expected scalar or avx2, got '" + name +
                                  "'; unset it to let the processor decide");
     }
     if (chosen == nullptr) {

@@ -86,8 +86,7 @@ struct SplitCounts {
 
 struct Kernels {
     const char* isa;
-    int block_rows;       // most rows of X that share one pass over the weights
-    int tile_panel_step;  // tiles of whole multiples of this many panels run fastest
+    int block_rows;  // most rows of X that share one pass over the weights
 
     // Splits `count` FP16 words. Elements outside +-1.75 are clamped and counted; non-finite ones too, so check the
     // counts.
@@ -104,8 +103,7 @@ constexpr int64_t block_count(int64_t m, int block_rows) { return (m + block_row
 constexpr int64_t block_begin(int64_t m, int64_t blocks, int64_t block) { return m * block / blocks; }
 
 const Kernels* scalar_kernels();
-const Kernels* avx2_kernels();    // null if the compiler or target has none
-const Kernels* avx512_kernels();  // likewise
+const Kernels* avx2_kernels();  // null if the compiler or target has none
 
 // The table that this process uses: the best one that the processor runs, or the one that NESTEDFP_CPU_ISA names.
 // Throws std::runtime_error if that name is unknown or the processor lacks it.

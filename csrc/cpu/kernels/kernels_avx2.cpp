@@ -15,7 +15,6 @@ struct Avx2 {
     static constexpr int kLanes = 8;
     static constexpr int kVecs = kPanel / kLanes;
     static constexpr int kBlockRows = 6;
-    static constexpr int kMultiplyPanels = 1;
     // 256 k at a time: 8 KiB of FP16 words and 6 KiB of X in a 32 KiB first-level cache, 192 KiB of X in the second.
     static constexpr int kDepthPairs = 128;
 

@@ -119,7 +119,6 @@ void linear(const LinearArgs& args, Tile tile) {
 
 constexpr Kernels kTable = {"scalar",
                             /*block_rows=*/1,
-                            /*tile_panel_step=*/1,
                             split_words,
                             pack_rows,
                             {linear<Weights::kFp16>, linear<Weights::kFp8>}};

@@ -1,4 +1,4 @@
-// One tile of D[M,N] = X[M,K] @ W[N,K].T, written once over a vector type V (kernels_avx2.cpp, kernels_avx512.cpp).
+// One tile of D[M,N] = X[M,K] @ W[N,K].T, over a vector type V (kernels_avx2.cpp).
 //
 // One block of rows (decode): `stream` walks K once and rebuilds a few FP16 words at a time; the weights are read from
 // memory exactly once and nothing is written but the results.
@@ -84,15 +84,13 @@ void stream(const LinearArgs& args, int64_t first_panel, const float* x, float* 
         sums, [c](typename V::Reg& sum, int panel, int at) { V::store(c + panel * rows * kPanel + at, sum); });
 }
 
-// c[panels][rows][16] += x[depth][rows] * words[panels][depth][16], with `panel_stride` floats between the panels of c.
-template <class V, int rows, int panels>
-void multiply(const float* x, const uint16_t* const* words, int64_t depth, float* c, int64_t panel_stride) {
-    Sums<V, rows, panels> sums;
-    for_each_sum<V, rows, panels>(
-        sums, [=](typename V::Reg& sum, int panel, int at) { sum = V::load(c + panel * panel_stride + at); });
-    accumulate<V, rows, panels>(x, words, depth, sums);
-    for_each_sum<V, rows, panels>(
-        sums, [=](typename V::Reg& sum, int panel, int at) { V::store(c + panel * panel_stride + at, sum); });
+// c[rows][16] += x[depth][rows] * words[depth][16].
+template <class V, int rows>
+void multiply(const float* x, const uint16_t* words, int64_t depth, float* c) {
+    Sums<V, rows, 1> sums;
+    for_each_sum<V, rows, 1>(sums, [c](typename V::Reg& sum, int, int at) { sum = V::load(c + at); });
+    accumulate<V, rows, 1>(x, &words, depth, sums);
+    for_each_sum<V, rows, 1>(sums, [c](typename V::Reg& sum, int, int at) { V::store(c + at, sum); });
 }
 
 __attribute__((noinline)) float element_at(const void* data, Element element, int64_t index) {
@@ -188,7 +186,7 @@ void stream_panels(const LinearArgs& args, int64_t first_row, int64_t panel, int
 }
 
 using StreamFn = void (*)(const LinearArgs&, int64_t, int64_t, int64_t);
-using MultiplyFn = void (*)(const float*, const uint16_t* const*, int64_t, float*, int64_t);
+using MultiplyFn = void (*)(const float*, const uint16_t*, int64_t, float*);
 
 // Entry [rows] of each table is the kernel for a block of that many rows; entry 0 is unused.
 template <class V, Weights weights, class = typename V::Rows>
@@ -198,18 +196,17 @@ struct Streams<V, weights, RowList<rows...>> {
     static constexpr StreamFn table[] = {nullptr, stream_panels<V, weights, rows>...};
 };
 
-template <class V, int panels, class = typename V::Rows>
+template <class V, class = typename V::Rows>
 struct Multiplies;
-template <class V, int panels, int... rows>
-struct Multiplies<V, panels, RowList<rows...>> {
-    static constexpr MultiplyFn table[] = {nullptr, multiply<V, rows, panels>...};
+template <class V, int... rows>
+struct Multiplies<V, RowList<rows...>> {
+    static constexpr MultiplyFn table[] = {nullptr, multiply<V, rows>...};
 };
 
 template <class V, Weights weights>
 void multiply_tile(const LinearArgs& args, Tile tile) {
-    constexpr int kPanels = V::kMultiplyPanels;
     alignas(64) float c[kMaxTilePanels * kMaxTileRows * kPanel];
-    alignas(64) uint16_t scratch[kPanels][2 * V::kDepthPairs * kPanel];
+    alignas(64) uint16_t scratch[2 * V::kDepthPairs * kPanel];
     const int64_t blocks = block_count(args.m, V::kBlockRows);
     const int64_t pairs = pair_count(args.k);
     const int64_t first_row = block_begin(args.m, blocks, tile.block_begin);
@@ -223,19 +220,14 @@ void multiply_tile(const LinearArgs& args, Tile tile) {
 
     for (int64_t pair = 0; pair < pairs; pair += V::kDepthPairs) {
         const int64_t depth_pairs = pairs - pair < V::kDepthPairs ? pairs - pair : V::kDepthPairs;
-        for (int64_t panel = tile.panel_begin; panel < tile.panel_end; panel += kPanels) {
-            const int64_t panels = tile.panel_end - panel < kPanels ? tile.panel_end - panel : kPanels;
-            const uint16_t* words[kPanels];
-            for (int64_t i = 0; i < panels; ++i) {
-                words[i] = next_words<weights>(cursor[panel - tile.panel_begin + i], depth_pairs, scratch[i]);
-            }
+        for (int64_t panel = tile.panel_begin; panel < tile.panel_end; ++panel) {
+            const uint16_t* const words = next_words<weights>(cursor[panel - tile.panel_begin], depth_pairs, scratch);
             for (int64_t block = tile.block_begin; block < tile.block_end; ++block) {
                 const int64_t row = block_begin(args.m, blocks, block);
                 const int64_t block_rows = block_begin(args.m, blocks, block + 1) - row;
-                const MultiplyFn kernel =
-                    panels == kPanels ? Multiplies<V, kPanels>::table[block_rows] : Multiplies<V, 1>::table[block_rows];
-                kernel(args.packed_x + row * 2 * pairs + 2 * pair * block_rows, words, 2 * depth_pairs,
-                       c + (panel - tile.panel_begin) * panel_stride + (row - first_row) * kPanel, panel_stride);
+                Multiplies<V>::table[block_rows](
+                    args.packed_x + row * 2 * pairs + 2 * pair * block_rows, words, 2 * depth_pairs,
+                    c + (panel - tile.panel_begin) * panel_stride + (row - first_row) * kPanel);
             }
         }
     }
@@ -258,8 +250,7 @@ void linear(const LinearArgs& args, Tile tile) {
 
 template <class V>
 constexpr Kernels make_table(const char* isa, decltype(Kernels::pack_rows) pack) {
-    return {isa,         V::kBlockRows, V::kMultiplyPanels,
-            split_words, pack,          {linear<V, Weights::kFp16>, linear<V, Weights::kFp8>}};
+    return {isa, V::kBlockRows, split_words, pack, {linear<V, Weights::kFp16>, linear<V, Weights::kFp8>}};
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Activations before the product: converted to FP32, optionally rounded to E4M3 row by row, and interleaved block by
-// block. 256-bit code for the AVX2 and AVX-512 translation units; see words256.h for the unnamed namespace.
+// block. 256-bit code for the AVX2 translation unit; see words256.h for the unnamed namespace.
 #pragma once
 
 #include <immintrin.h>

@@ -1,5 +1,5 @@
-// 256-bit integer half of the kernels: FP16 words to planes and back. Included by the AVX2 and AVX-512 translation
-// units only; everything is in an unnamed namespace so that neither unit's instructions can be linked into the other.
+// 256-bit integer half of the kernels: FP16 words to planes and back. Included by the AVX2 translation unit only;
+// everything is in an unnamed namespace so that its instructions cannot be linked into another unit.
 #pragma once
 
 #include <immintrin.h>

@@ -1,5 +1,5 @@
-// Which tile, cut how: a host function of the problem. What was timed on this card comes first (gemm_timings.h), then a
-// table measured on another, then the cost model alone (gemm_cost.h).
+// Which tile, cut how: a host function of the problem. The cost model (gemm_cost.h) predicts, corrected by what was
+// timed on this card (gemm_timings.h).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,52 +14,6 @@
 #include "cuda/config/tile_grid.h"
 
 namespace nestedfp::cuda {
-namespace {
-
-struct TableRow {
-    Precision precision;
-    int64_t n, k, m;
-    GemmConfig config;
-};
-
-constexpr TableRow kTable[] = {
-#define NESTEDFP_ROW(precision, n, k, m, tile, split, tail_only, global_workspace) \
-    {Precision::precision, n, k, m, {tile, split, tail_only != 0, global_workspace != 0}},
-#include "cuda/generated/gemm_table.inc"
-#undef NESTEDFP_ROW
-    {Precision::kFp16, 0, 0, 0, {0, 1, false, false}},  // the table may be empty, an array may not
-};
-
-constexpr bool is_tile_of(int tile, Precision precision) {
-    return tile >= 0 && tile < kTileCount && kTiles[tile].precision == precision;
-}
-
-// The table names tiles by their position in tiles.inc; the compiler points at the line that does not fit.
-#define NESTEDFP_ROW(precision, n, k, m, tile, ...)       \
-    static_assert(is_tile_of(tile, Precision::precision), \
-                  "gemm_table.inc: tiles.inc has no tile " #tile " of that precision");
-#include "cuda/generated/gemm_table.inc"
-#undef NESTEDFP_ROW
-
-// The row of the measured table for a problem, or null. Rows hold for the multiprocessor count they were measured with.
-// A decode batch takes the row with the next larger M; larger M does so only close below a row, since the number of
-// tiles and with it the best split changes from one multiple of a tile's tokens to the next.
-const TableRow* measured_row(const GemmDesc& desc, int num_sms, bool has_semaphores) {
-    constexpr int64_t kDecodeTokens = 128;
-    constexpr double kCloseBelow = 0.94;
-    const TableRow* best = nullptr;
-    if (num_sms != 132) return best;
-    for (const TableRow& row : kTable) {
-        if (row.precision != desc.precision || row.n != desc.n || row.k != desc.k || row.m < desc.m) continue;
-        if (row.m > kDecodeTokens && desc.m < kCloseBelow * row.m) continue;
-        if (row.config.global_workspace && !has_semaphores) continue;
-        if ((best == nullptr || row.m < best->m) && is_valid(desc, row.config, num_sms, nullptr)) best = &row;
-    }
-    return best;
-}
-
-}  // namespace
-
 namespace {
 
 TileGrid tile_grid(const GemmDesc& desc, const Tile& tile, int num_sms) {
@@ -120,20 +74,10 @@ void for_each_config(const GemmDesc& desc, int num_sms, bool has_semaphores, con
     }
 }
 
-GemmConfig predicted_best(const GemmDesc& desc, int num_sms, bool has_semaphores) {
-    GemmConfig best{0, 1, false, false};
-    double best_us = std::numeric_limits<double>::infinity();
-    for_each_config(desc, num_sms, has_semaphores, [&](const GemmConfig& config, double us) {
-        if (us >= best_us) return;
-        best_us = us;
-        best = config;
-    });
-    return best;
-}
-
 // The best of the configs that the model finds promising, by the model corrected with what was timed.
-GemmConfig corrected_best(const GemmDesc& desc, int num_sms, bool has_semaphores, const std::vector<Timing>& timings) {
+GemmConfig best_config(const GemmDesc& desc, int num_sms, bool has_semaphores) {
     constexpr double kPromising = 1.4;
+    const std::vector<Timing> timings = timings_of(desc);
     std::vector<std::pair<double, GemmConfig>> found;
     double least_us = std::numeric_limits<double>::infinity();
     for_each_config(desc, num_sms, has_semaphores, [&](const GemmConfig& config, double us) {
@@ -166,14 +110,7 @@ GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_semaphores)
     }
     const Problem problem{desc.precision, desc.m, desc.n, desc.k, num_sms, has_semaphores};
     if (const auto found = remembered.find(problem); found != remembered.end()) return found->second;
-    GemmConfig config;
-    if (const std::vector<Timing> timings = timings_of(desc); !timings.empty()) {
-        config = corrected_best(desc, num_sms, has_semaphores, timings);
-    } else if (const TableRow* row = measured_row(desc, num_sms, has_semaphores); row != nullptr) {
-        config = row->config;
-    } else {
-        config = predicted_best(desc, num_sms, has_semaphores);
-    }
+    const GemmConfig config = best_config(desc, num_sms, has_semaphores);
     return remembered.emplace(problem, config).first->second;
 }
 

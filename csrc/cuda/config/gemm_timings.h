@@ -18,7 +18,7 @@ struct Timing {
 // Adds one timing of desc's N, K and precision. Thread-safe.
 void take_timing(const GemmDesc& desc, const GemmConfig& config, int num_sms, double us);
 
-// Back to the shipped table and the cost model alone.
+// Back to the cost model alone.
 void forget_timings();
 
 // Changes whenever timings were taken or forgotten, so that whoever remembers a choice knows to ask again.

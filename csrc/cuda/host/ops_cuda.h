@@ -10,14 +10,14 @@
 namespace nestedfp::cuda {
 
 // ops_linear.cpp
-torch::stable::Tensor linear(torch::stable::Tensor x, torch::stable::Tensor upper,
-                             std::optional<torch::stable::Tensor> lower, std::optional<torch::stable::Tensor> bias,
+torch::stable::Tensor linear(torch::stable::Tensor x, torch::stable::Tensor upper, torch::stable::Tensor lower,
+                             std::optional<torch::stable::Tensor> bias,
                              std::optional<torch::stable::Tensor> outlier_rows,
                              std::optional<torch::stable::Tensor> outlier_cols,
                              std::optional<torch::stable::Tensor> outlier_deltas, int64_t n, int64_t k,
                              bool quantize_activations);
 torch::stable::Tensor linear_carried(torch::stable::Tensor carrier, torch::stable::Tensor scales,
-                                     torch::stable::Tensor upper, std::optional<torch::stable::Tensor> lower,
+                                     torch::stable::Tensor upper, torch::stable::Tensor lower,
                                      std::optional<torch::stable::Tensor> bias, int64_t n, int64_t k);
 
 // ops_fused.cpp

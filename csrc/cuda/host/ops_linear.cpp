@@ -16,21 +16,19 @@ namespace {
 // A layer's operands beside x.
 struct Layer {
     const Tensor& upper;
-    const std::optional<Tensor>& lower;
+    const Tensor& lower;
     const std::optional<Tensor>& bias;
     int64_t n, k;
 };
 
 // x: of FP16, or a carrier of codes.
-void check_operands(const char* op, const char* name, const Tensor& x, const Layer& layer, bool is_lower_unread,
-                    const Device& device) {
+void check_operands(const char* op, const char* name, const Tensor& x, const Layer& layer, const Device& device) {
     STD_TORCH_CHECK(x.scalar_type() == ScalarType::Half, op, ": expected ", name, " of dtype Half on a GPU, got ",
                     name_of(x.scalar_type()), "; run the model with dtype float16");
     STD_TORCH_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) == layer.k, op, ": expected ", name,
                     " of shape [..., k=", layer.k, "], got ", shape_of(x));
     check_packed_upper(op, layer.upper, layer.n, layer.k, device);
-    check_lower_is_there(op, layer.lower, is_lower_unread);
-    if (layer.lower.has_value()) check_packed_lower(op, *layer.lower, layer.n, layer.k, device);
+    check_packed_lower(op, layer.lower, layer.n, layer.k, device);
     if (layer.bias.has_value()) {
         check_device(op, "bias", *layer.bias, device);
         check_dtype(op, "bias", *layer.bias, ScalarType::Half);
@@ -68,10 +66,8 @@ void multiply(const char* op, const Tensor& like, const Rows& rows, const Layer&
     args.x = rows.x;
     args.x_pitch = k;
     args.upper = const_data<uint8_t>(upper);
-    if (lower.has_value()) {
-        args.lower = const_data<uint8_t>(*lower);
-        args.neutral_lower = is_fp8;
-    }
+    args.lower = const_data<uint8_t>(lower);
+    args.neutral_lower = is_fp8;
     args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
     args.out = rows.out;
     args.outliers = outliers;
@@ -139,7 +135,7 @@ void multiply_mixed(const char* op, const Tensor& like, const Rows& exact, const
     args.codes = is_quantized ? codes : static_cast<const uint8_t*>(fast.x);
     args.token_scale = is_quantized ? scales : fast.token_scale;
     args.upper = const_data<uint8_t>(upper);
-    args.lower = const_data<uint8_t>(*lower);
+    args.lower = const_data<uint8_t>(lower);
     args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
     args.out = exact.out;
     args.workspace = sums_bytes > 0 ? data<float>(scratch) : nullptr;
@@ -181,14 +177,14 @@ void multiply_by_class(const char* op, const Tensor& x, int64_t exact, const flo
 
 }  // namespace
 
-Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional<Tensor> bias,
-              std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
-              std::optional<Tensor> outlier_deltas, int64_t n, int64_t k, bool quantize_activations) {
+Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, std::optional<Tensor> outlier_rows,
+              std::optional<Tensor> outlier_cols, std::optional<Tensor> outlier_deltas, int64_t n, int64_t k,
+              bool quantize_activations) {
     const char* const op = "nestedfp::linear";
     const Device device(op, "x", x);
     const Layer layer{upper, lower, bias, n, k};
     const int64_t exact = exact_rows(op, k > 0 ? x.numel() / k : 0);
-    check_operands(op, "x", x, layer, exact == 0 && (quantize_activations || device.traits().is_portable()), device);
+    check_operands(op, "x", x, layer, device);
     check_outlier_lists(
         op, outlier_rows, outlier_cols, outlier_deltas,
         [&](const char*, const char* name, const Tensor& list) { check_device(op, name, list, device); });
@@ -208,13 +204,13 @@ Tensor linear(Tensor x, Tensor upper, std::optional<Tensor> lower, std::optional
     return out;
 }
 
-Tensor linear_carried(Tensor carrier, Tensor scales, Tensor upper, std::optional<Tensor> lower,
-                      std::optional<Tensor> bias, int64_t n, int64_t k) {
+Tensor linear_carried(Tensor carrier, Tensor scales, Tensor upper, Tensor lower, std::optional<Tensor> bias, int64_t n,
+                      int64_t k) {
     const char* const op = "nestedfp::linear_carried";
     const Device device(op, "carrier", carrier);
     const Layer layer{upper, lower, bias, n, k};
     const int64_t exact = exact_rows(op, k > 0 ? carrier.numel() / k : 0);
-    check_operands(op, "carrier", carrier, layer, exact == 0, device);
+    check_operands(op, "carrier", carrier, layer, device);
     check_carried_columns(op, k, kMaxQuantizedColumns);
     // A copy would be of FP16 values, and the bytes may be none.
     check_contiguous(op, "carrier as the operator before it made it", carrier);

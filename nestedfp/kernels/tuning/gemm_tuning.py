@@ -74,7 +74,7 @@ def take(timings: Iterable[Timing], num_sms: int) -> int:
 
 
 def forget() -> None:
-    """Return to the shipped table and the cost model alone."""
+    """Return to the cost model alone."""
     kernels.library().nestedfp_forget_timings()
 
 

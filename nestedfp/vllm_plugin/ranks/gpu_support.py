@@ -11,7 +11,6 @@ class LinearPath(StrEnum):
 
     KERNELS = "kernels"  # this project's kernels for a CPU or for Hopper: both precisions
     PORTABLE = "portable"  # its portable kernels: both precisions
-    PLAIN_FP16 = "plain_fp16"  # plain FP16 weights and vLLM's own kernels: one precision
 
 
 def require_built() -> None:
@@ -23,8 +22,7 @@ def require_built() -> None:
     if not is_built():
         raise ValueError(
             "nestedfp was installed without its kernels for GPUs: nvcc was not on the PATH; with nvcc of CUDA 12.8 or newer there, "
-            "install it again ('pip install --no-build-isolation .'), or serve exact FP16 only: "
-            """--additional-config '{"nestedfp": {"fp16_only": true}}'"""
+            "install it again ('pip install --no-build-isolation .'), or serve the model without quantization='nestedfp'"
         )
 
 
@@ -33,19 +31,15 @@ def support(capability: tuple[int, int] | None, options: PluginOptions) -> Linea
 
     Args:
         capability: the GPU's compute capability; None: a CPU.
-        options: ``unsupported_gpu`` says what to do on a GPU other than Hopper; ``fp16_only`` asks for plain FP16 anywhere.
+        options: ``unsupported_gpu`` says what to do on a GPU other than Hopper.
 
     Raises:
         ValueError: for a GPU that the configuration does not say what to do on, or that has no kernels.
     """
-    if options.fp16_only:
-        return LinearPath.PLAIN_FP16
     if capability is None or not is_portable(capability):
         return LinearPath.KERNELS
     if capability == HOPPER:
         return LinearPath.PORTABLE  # a stand-in, by the environment's wish
-    if options.unsupported_gpu == "fp16":
-        return LinearPath.PLAIN_FP16
     if options.unsupported_gpu == "portable" and capability >= PORTABLE_FROM:
         return LinearPath.PORTABLE
     found = f"{capability[0]}.{capability[1]}"
@@ -57,6 +51,6 @@ def support(capability: tuple[int, int] | None, options: PluginOptions) -> Linea
         else "The portable kernels need 8.0 or newer. "
     )
     raise ValueError(
-        f"nestedfp's GPU kernels are made for compute capability 9.0 (H100, H200); this GPU has {found}. {portable}To serve exact "
-        "FP16 only, through vLLM's own kernels, set unsupported_gpu to 'fp16' there (engine.unsupported_gpu: fp16)"
+        f"nestedfp's GPU kernels are made for compute capability 9.0 (H100, H200); this GPU has {found}. {portable}Plain "
+        "FP16 needs no nestedfp: serve without quantization='nestedfp' (engine.quantization: none)"
     )

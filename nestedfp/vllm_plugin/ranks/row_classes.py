@@ -73,10 +73,6 @@ def obstacle(worker: Any) -> str | None:
     model, parallel, options = config.model_config, config.parallel_config, PluginOptions.of(config)
     if not options.mixed_steps:
         return "its option mixed_steps is off"
-    if options.fp16_only:
-        return "its weights are plain FP16"
-    if options.weights == "two_copies":
-        return "weights='two_copies' multiplies FP16 rows through vLLM's own kernels"
     if parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
         return "stages and replicas of a step would pad it"
     if model.is_multimodal_model or model.is_encoder_decoder or model.use_mla:

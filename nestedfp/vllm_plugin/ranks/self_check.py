@@ -10,10 +10,6 @@ products and one pass over the planes each:
 
 Where norms and activations have the quantiser in them, they are asked as well, before one layer of each shape: do they compute what
 PyTorch does, and does the layer make of their carrier what it makes of the same activations?
-
-Of two copies the FP16 weight takes the lower plane's place in the first question. The third is asked of each copy: of FP8 mode
-with PyTorch's product of the upper plane, and of FP16 mode, which is vLLM's own, where vLLM leaves the weight in sight. A CPU's
-it packs, so that there the cosine alone ties it to the upper plane.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +18,9 @@ from typing import Any
 
 import torch
 
-from nestedfp.format import join, upper_to_float
+from nestedfp.format import join
 from nestedfp.kernels import ops
-from nestedfp.kernels.activations import CARRIER_COLUMNS, MAX_NORM_COLUMNS, quantize_per_token
-from nestedfp.kernels.cuda_layout import packed_shapes
+from nestedfp.kernels.activations import CARRIER_COLUMNS, MAX_NORM_COLUMNS
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.weights.expert_planes import PLANES as EXPERT_PLANES
 from nestedfp.vllm_plugin.weights.expert_planes import STACKS, nested_experts
@@ -49,7 +44,7 @@ class SelfCheck:
     """What the check found on one rank."""
 
     layers: int
-    plane_bytes: int  # of the planes, or the FP8 and FP16 weights, that have a checksum
+    plane_bytes: int  # that have a checksum
     worst_cosine: float | None  # None: no nested layer
     worst_layer: str
 
@@ -79,12 +74,7 @@ def stored(layer: Any) -> dict[str, torch.Tensor]:
         return {
             f"{stack}_{plane}": getattr(layer, f"{stack}_{plane}").data for stack in STACKS for plane in EXPERT_PLANES
         }
-    found = {"upper plane": layer.weight_upper.data}
-    if layer.weight_lower is not None:
-        found["lower plane"] = layer.weight_lower.data
-    elif layer.weight.numel():  # empty where vLLM has packed it
-        found["FP16 weight"] = layer.weight.data
-    return found
+    return {"upper plane": layer.weight_upper.data, "lower plane": layer.weight_lower.data}
 
 
 def remember(layer: Any) -> None:
@@ -126,9 +116,7 @@ def run(model: torch.nn.Module, *, is_fused: bool = False) -> SelfCheck:
             if layer.nestedfp_shape not in shapes:
                 shapes.add(layer.nestedfp_shape)
                 _require_exact(name, layer, x, exact)
-                if layer.weight_lower is None:
-                    _require_rounded(name, layer, x, rounded)
-                elif is_fused:
+                if is_fused:
                     _require_fused(name, layer)
         for name, layer in nested_experts(model):
             _require_loaded_planes(name, layer)
@@ -181,27 +169,9 @@ def _require_loaded_planes(name: str, layer: Any) -> None:
 def _require_exact(name: str, layer: Any, x: torch.Tensor, outputs: torch.Tensor) -> None:
     n, k = layer.nestedfp_shape
     rows = min(n, ROWS_COMPARED)
-    if layer.weight_lower is not None:
-        upper, lower = ops.unpack(layer.weight_upper.data, layer.weight_lower.data, n, k)
-        weight = join(upper[:rows].contiguous(), lower[:rows].contiguous()).float()
-        expected = x.float() @ weight.T + _listed_part(layer, x, rows)
-    elif layer.weight.numel():
-        expected = x.float() @ layer.weight.data[:rows].float().T
-    else:
-        return
-    _require_close(name, "FP16", outputs[:, :rows], expected)
-
-
-def _require_rounded(name: str, layer: Any, x: torch.Tensor, outputs: torch.Tensor) -> None:
-    n, k = layer.nestedfp_shape
-    rows = min(n, ROWS_COMPARED)
-    upper = layer.weight_upper.data
-    nothing = upper.new_zeros(packed_shapes(n, k)[1]) if upper.is_cuda else torch.zeros_like(upper)
-    weight = upper_to_float(ops.unpack(upper, nothing, n, k)[0][:rows].contiguous())
-    codes, scale = quantize_per_token(x) if layer.quant_method.quantize_activations else (x, torch.ones_like(x[:, :1]))
-    _require_close(
-        name, "FP8", outputs[:, :rows], codes.float() * scale.float() @ weight.T + _listed_part(layer, x, rows)
-    )
+    upper, lower = ops.unpack(layer.weight_upper.data, layer.weight_lower.data, n, k)
+    weight = join(upper[:rows].contiguous(), lower[:rows].contiguous()).float()
+    _require_close(name, outputs[:, :rows], x.float() @ weight.T + _listed_part(layer, x, rows))
 
 
 def _require_fused(name: str, layer: Any) -> None:
@@ -248,10 +218,10 @@ def _listed_part(layer: Any, x: torch.Tensor, rows: int) -> torch.Tensor | float
     return x.float() @ weight.T
 
 
-def _require_close(name: str, mode: str, outputs: torch.Tensor, expected: torch.Tensor) -> None:
+def _require_close(name: str, outputs: torch.Tensor, expected: torch.Tensor) -> None:
     if not (error := _relative_error(outputs, expected)) <= MOST_RELATIVE_ERROR:
         raise SelfCheckError(
-            f"{name}: {mode} mode does not compute with the stored weights (error {error:.3g} of the outputs' root mean "
+            f"{name}: FP16 mode does not compute with the stored weights (error {error:.3g} of the outputs' root mean "
             f"square, expected at most {MOST_RELATIVE_ERROR}): the kernel is broken on this machine; serve with "
             "engine.quantization: none and report it"
         )

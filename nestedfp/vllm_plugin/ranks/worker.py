@@ -53,7 +53,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
     def init_device(self) -> None:
         if current_platform.is_cpu():
             cpu_slots.install()
-        if not current_platform.is_cpu() and not PluginOptions.of(self.vllm_config).fp16_only:
+        if not current_platform.is_cpu():
             if not self.use_v2_model_runner:
                 raise ValueError(
                     "nestedfp needs vLLM's V2 model runner on a GPU, which keeps a set of CUDA graphs for each precision; "
@@ -68,8 +68,6 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         with failure.reported():
             with load_check.checked():
                 super().load_model(*args, **kwargs)
-            if PluginOptions.of(self.vllm_config).fp16_only:
-                return
             if PluginOptions.of(self.vllm_config).fp8_layers != ALL_LAYERS:
                 self.vllm_config.quant_config.require_layers(PluginOptions.of(self.vllm_config))
             found = coverage.report(self.get_model())
@@ -89,13 +87,14 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         return available
 
     def _determine_available_memory(self) -> int:
-        options = PluginOptions.of(self.vllm_config)
-        if not current_platform.is_cpu() and not options.fp16_only:
+        if not current_platform.is_cpu():
             from nestedfp.vllm_plugin.weights import gemm_choice
 
             # Now: the weights are there, the KV cache is not, and everything that follows, the profile of memory and the
             # graphs, runs what was chosen.
-            gemm_choice.choose(self.get_model(), options, self.scheduler_config.max_num_batched_tokens)
+            gemm_choice.choose(
+                self.get_model(), PluginOptions.of(self.vllm_config), self.scheduler_config.max_num_batched_tokens
+            )
         # The profile must see the more expensive mode; on a GPU that is FP8 with its quantised activations.
         ops.set_mode(Mode.FP8)
         try:
@@ -163,7 +162,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
     def nestedfp_layers(self) -> dict[str, int]:
         """Return how many of this rank's linear layers are of each kind of ``Coverage.layers``."""
         layers = coverage.cover(self.get_model()).layers
-        return {kind: layers[kind] for kind in ("nested", "listed", "two_copies", "exact", "plain")}
+        return {kind: layers[kind] for kind in ("nested", "listed", "exact", "plain")}
 
     def nestedfp_step_costs(self) -> dict[str, Any] | None:
         """Return this rank's step costs as ``StepCosts.report`` has them; None: not measured."""

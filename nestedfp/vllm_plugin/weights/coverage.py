@@ -28,9 +28,8 @@ class Coverage:
         experts: of experts that have one.
         plain: of all others, by what they are.
         plain_linear: names of linear layers without an FP8 mode that are no routers.
-        layers: linear layers by how they are stored: nested, listed (nested, with weights beyond 1.75 in a list), two_copies,
-            plain; exact are those that the option fp8_layers leaves in FP16.
-        copies: of the FP8 copies beside plain weights; not in the others.
+        layers: linear layers by how they are stored: nested, listed (nested, with weights beyond 1.75 in a list), plain;
+            exact are those that the option fp8_layers leaves in FP16.
     """
 
     nested: int = 0
@@ -38,7 +37,6 @@ class Coverage:
     plain: Counter[str] = field(default_factory=Counter)
     plain_linear: list[str] = field(default_factory=list)
     layers: Counter[str] = field(default_factory=Counter)
-    copies: int = 0
 
     @property
     def fp8_share(self) -> float:
@@ -64,8 +62,6 @@ class Coverage:
         if self.plain_linear:
             more = len(self.plain_linear) - NAMED
             text += f" ({', '.join(self.plain_linear[:NAMED])}{f' and {more} more' if more > 0 else ''})"
-        if self.copies:
-            text += f"; two copies: {self.copies / 1e9:.3g} GB of FP8 weights beside them"
         if self.plain["experts"]:
             text += "; tokens of FP8 steps are disclosed as fp8 although the experts compute in FP16"
         return text
@@ -85,8 +81,7 @@ def cover(model: Any) -> Coverage:
                 found.layers["exact"] += 1
             elif getattr(module, "nestedfp", False):
                 found.nested += size
-                found.layers[_kind(module)] += 1
-                found.copies += inputs * outputs if module.weight_lower is None else 0
+                found.layers["nested" if module.outlier_deltas is None else "listed"] += 1
             else:
                 found.plain["routers" if is_router(name) else "linear layers"] += size
                 found.layers["plain"] += 1
@@ -103,12 +98,6 @@ def cover(model: Any) -> Coverage:
             kind = "experts" if isinstance(module, RoutedExperts) else "others"
             found.plain["embeddings" if isinstance(module, VocabParallelEmbedding) else kind] += parameter.nbytes
     return found
-
-
-def _kind(layer: Any) -> str:
-    if layer.weight_lower is None:
-        return "two_copies"
-    return "nested" if layer.outlier_deltas is None else "listed"
 
 
 def report(model: Any) -> Coverage:

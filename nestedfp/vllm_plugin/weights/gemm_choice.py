@@ -39,9 +39,7 @@ def weights_by_shape(model: torch.nn.Module) -> dict[tuple[int, int], list[Packe
     for module in model.modules():
         n, k = getattr(module, "nestedfp_shape", (0, 0))
         if getattr(module, "nestedfp", False) and k % 8 == 0:  # others are copied first, and rare
-            upper = module.weight_upper.data
-            lower = upper.new_empty(0) if module.weight_lower is None else module.weight_lower.data
-            found[n, k].append(PackedWeight(upper, lower, n, k))
+            found[n, k].append(PackedWeight(module.weight_upper.data, module.weight_lower.data, n, k))
     return dict(sorted(found.items(), key=lambda item: -item[0][0] * item[0][1]))
 
 
@@ -56,14 +54,14 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
     Args:
         max_tokens: the most tokens that a step has.
     """
-    shapes = {} if options.weights == "two_copies" else weights_by_shape(model)  # whose FP16 steps are vLLM's own
+    shapes = weights_by_shape(model)
     if is_portable(torch.cuda.get_device_capability()):
         logger.info("GEMM tiles are chosen by the portable kernels' rule")
         pinned = options.gemm_choice == "model" or options.fused_quantiser == "always"
         library_route.choose(shapes, max_tokens, measure=not pinned)
         return
     if options.gemm_choice == "model" or not shapes:
-        logger.info("GEMM configs are chosen by the shipped table and the cost model")
+        logger.info("GEMM configs are chosen by the cost model")
         return
     began_s, num_sms = time.monotonic(), torch.cuda.get_device_properties().multi_processor_count
     tokens, fast_rows = token_counts(max_tokens), mixed_tuning.fast_rows(max_tokens)

@@ -1,8 +1,7 @@
 """The two linear methods: one converts a plain checkpoint while it loads, the other loads stored planes.
 
 Both end with the same layer state, read by the one operator ``nestedfp::linear``. The operator is opaque to torch.compile
-and reads the precision when it runs, so one compiled model serves both modes. With the option ``weights: two_copies`` a layer
-keeps its plain weight in the lower plane's place, and two_copies.py has the operator.
+and reads the precision when it runs, so one compiled model serves both modes.
 """
 
 from typing import Any
@@ -21,7 +20,7 @@ from nestedfp.kernels.gpu_kernels import is_portable, multiplies_fp8
 from nestedfp.nested_weight import NestedWeight, nest
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import self_check
-from nestedfp.vllm_plugin.weights import library_route, two_copies
+from nestedfp.vllm_plugin.weights import library_route
 
 logger = init_logger("vllm.nestedfp")
 
@@ -49,28 +48,25 @@ class NestedLinearBase(LinearMethodBase):
             capability = (found.major, found.minor)
             self.quantize_activations = multiplies_fp8(capability)
             self.by_library = is_portable(capability) and options.fused_quantiser != "always"
-        self.two_copies = options.weights == "two_copies"
-        self.fp16_only = options.fp16_only or (is_exact and (self.two_copies or not current_platform.is_cpu()))
+        self.stays_plain = is_exact and not current_platform.is_cpu()
         self.is_exact = is_exact
         self.plain = UnquantizedLinearMethod()
 
     def finish(self, layer: torch.nn.Module) -> None:
         """Nest ``layer.weight``, a whole FP16 weight, or keep it plain where the format cannot hold it.
 
-        The weight is released before its planes are packed, unless it is a copy to keep: at most two copies of one layer
-        exist at a time, or three.
+        The weight is released before its planes are packed: at most two copies of one layer exist at a time.
 
         Raises:
             ValueError: for a NaN or an infinity.
         """
-        if self.fp16_only:
+        if self.stays_plain:
             self.keep_plain(layer, layer.weight.data)
             return
         nested = nest(layer.weight.data)
         if isinstance(nested, NestedWeight):
-            weight = layer.weight.data if self.two_copies else None
             del layer.weight
-            self.keep_nested(layer, nested, weight)
+            self.keep_nested(layer, nested)
         elif nested.nonfinite:
             raise ValueError(
                 f"{self.prefix}: {nested.nonfinite} of {layer.weight.numel()} weights are NaN or infinite as FP16; the checkpoint "
@@ -86,31 +82,27 @@ class NestedLinearBase(LinearMethodBase):
         layer.weight = Parameter(weight, requires_grad=False)
         self.plain.process_weights_after_loading(layer)
 
-    def keep_nested(self, layer: torch.nn.Module, nested: NestedWeight, weight: torch.Tensor | None) -> None:
-        """Store the operands that ``apply`` reads: both planes, or the upper one and ``weight``, the FP16 weight [n, k]."""
+    def keep_nested(self, layer: torch.nn.Module, nested: NestedWeight) -> None:
+        """Store the operands that ``apply`` reads."""
         if nested.outliers:
             logger.info("%s keeps %d weights beyond 1.75 in its outlier list", self.prefix, nested.outliers)
         upper, lower = ops.pack(nested.upper, nested.lower)
         layer.nestedfp = True
         layer.nestedfp_shape = tuple(nested.upper.shape)
         layer.weight_upper = Parameter(upper, requires_grad=False)
-        layer.weight_lower = Parameter(lower, requires_grad=False) if weight is None else None
+        layer.weight_lower = Parameter(lower, requires_grad=False)
         layer.weight_packed = (
             layer.weight_upper
         )  # where vLLM's LoRA layers look for the device of what has no ``weight``
         layer.outlier_rows = nested.outlier_rows
         layer.outlier_cols = nested.outlier_cols
         layer.outlier_deltas = nested.outlier_deltas
-        if weight is not None:
-            two_copies.keep_plain(layer, weight, self.plain)
         layer.nestedfp_by_library = self.by_library and library_route.fits(layer)
         self_check.remember(layer)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if not layer.nestedfp:
             return self.plain.apply(layer, x, bias)
-        if layer.weight_lower is None:
-            return two_copies.linear(layer, x, bias, self.quantize_activations)
         if layer.nestedfp_by_library:
             return library_route.linear(layer, x, bias, self.quantize_activations)
         weight = layer.weight_upper, layer.weight_lower
@@ -198,13 +190,12 @@ class StoredNestedLinear(NestedLinearBase):
         if scratch is None:
             del layer.weight
             require_loaded(self.prefix, upper)
-            if self.fp16_only:
+            if self.stays_plain:
                 for name in ("weight_upper", "weight_lower"):
                     layer.register_parameter(name, None)
                 self.keep_plain(layer, join(upper, lower))
             else:
-                weight = join(upper, lower) if self.two_copies else None
-                self.keep_nested(layer, NestedWeight(upper, lower, None, None, None), weight)
+                self.keep_nested(layer, NestedWeight(upper, lower, None, None, None))
         else:
             plain = ~torch.isnan(scratch.data)
             require_loaded(self.prefix, upper[~plain])

@@ -49,7 +49,7 @@ _weight_scales: dict[torch.device, torch.Tensor] = {}
 
 def fits(layer: Any) -> bool:
     """Whether a nested layer can go to the libraries; a list of outliers multiplies in the project's own operator only."""
-    return layer.weight_lower is not None and layer.outlier_deltas is None and takes(*layer.nestedfp_shape)
+    return layer.outlier_deltas is None and takes(*layer.nestedfp_shape)
 
 
 def takes(n: int, k: int) -> bool:

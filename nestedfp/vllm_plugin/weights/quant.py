@@ -91,7 +91,7 @@ class NestedFPConfig(QuantizationConfig):
             if self.stored:
                 return StoredNestedLinear(prefix, layer.nestedfp_exact)
             online = OnlineNestedLinear(prefix, layer.nestedfp_exact)
-            return UnquantizedLinearMethod() if online.fp16_only else online
+            return UnquantizedLinearMethod() if online.stays_plain else online
         if isinstance(layer, RoutedExperts):
             return self._experts(layer, prefix)
         return None

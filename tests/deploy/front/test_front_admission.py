@@ -1,21 +1,22 @@
 """Who is let in, who is refused, and who is sent to another replica: by room, priority, deadline and pin."""
 
+import asyncio
 import hashlib
 import json
+import time
 
 import pytest
 from front_calls import GOOD, Client, Peers, SamplingParams, ask, error_of, failing, front, output, quota
 from hand_clock import HandClock
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from deploy.access.admission import Admission, Asked
 from deploy.access.keys import Keys
 from deploy.access.peers import RETRYABLE_BODY_BYTES, Elsewhere
-from deploy.front.context import CONTEXT, PathMeter
+from deploy.front.context import CONTEXT, PathMeter, RequestContext
 from deploy.front.generate import Queueing
-from deploy.front.handover import EngineClientProxy
+from deploy.front.handover import EngineClientProxy, GenerateCall
+from deploy.front.replies import Refused
 from deploy.front.routes import text
 from deploy.front.streams import Frame
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
@@ -169,36 +170,14 @@ def test_the_configured_deadline_holds_for_those_that_say_nothing_and_a_request_
     assert ask(front(failing(VLLMValidationError("got in")), admission=queued()))[0] == 400, "no deadline"
 
 
-class Waiting:
-    """An engine's queue, in which a request waits for ever; what is taken out of it ends its stream as vLLM does."""
-
-    def __init__(self):
-        self.abort_of = None
-
-    async def not_begun(self, counts):
-        return ["r"]
-
-    async def abort(self, ids):
-        aborted = output("", "abort")
-        aborted.outputs[0].token_ids = []
-        self.abort_of(aborted)
-
-
 @pytest.mark.parametrize("plain", [True, False])
-def test_a_request_that_waits_beyond_its_deadline_gets_503_and_no_token_and_uses_no_quota(plain, tmp_path):
+def test_a_request_whose_deadline_is_up_in_front_of_the_engine_gets_503_and_uses_no_quota(plain, tmp_path):
     keys, used = quota(tmp_path)
-    admission, queue, collector = Admission(None, 8), Waiting(), RequestOutputCollector(RequestOutputKind.DELTA, "r")
-    queue.abort_of = collector.put
-
-    class Endless(Client):
-        async def add_request(self, *args, **options):
-            return collector
-
-        async def generate(self, prompt, params, request_id, **options):
-            yield await collector.get()
+    admission, clock = Admission(None, 8), HandClock(time.monotonic())
 
     async def do(request):
-        stream = EngineClientProxy(Endless()).generate({"prompt_token_ids": [7] * 50}, SamplingParams(), "r")
+        clock.now_s += 3.0  # that the tokenizer took
+        stream = EngineClientProxy(Client()).generate({"prompt_token_ids": [7] * 50}, SamplingParams(), "r")
         if plain:
             (call,) = CONTEXT.get().calls
             call.frame = Frame.make("id", 1, "m", chat=False, include_usage=False)
@@ -206,23 +185,44 @@ def test_a_request_that_waits_beyond_its_deadline_gets_503_and_no_token_and_uses
         async for _ in stream:
             raise AssertionError("an output was passed on")
 
-    app = front(do, admission=admission, keys=keys, queueing=Queueing(deadline_s=0.05, queue=queue))
+    queueing = Queueing(deadline_s=2.0)
+    app = front(do, admission=admission, meter=PathMeter(clock), keys=keys, queueing=queueing)
     answer = ask(app, body={**GOOD, "stream": plain}, headers={"authorization": "Bearer secret"})
     assert answer[0] == 503
-    assert "did not begin this request before its queue deadline" in error_of(answer)
+    assert "could not be given to the engine before its queue deadline" in error_of(answer)
     assert int(answer[1]["retry-after"]) > 0
     assert (admission.inside, used()) == (0, 0)
     assert admission.refusals["late", "normal"] == 1
 
 
-@pytest.mark.parametrize(
-    ("pin", "fp16_elsewhere", "status"), [("fp16", True, ELSEWHERE_STATUS), ("fp16", False, 400), ("auto", True, 400)]
-)
-def test_a_pinned_request_goes_to_a_replica_that_runs_fp16(pin, fp16_elsewhere, status):
-    app = front(failing(VLLMValidationError("got in")), Peers(True, fp16_elsewhere))
-    headers = {ATTEMPT_HEADER: "a", "x-nestedfp-precision": pin}
-    assert ask(app, headers=headers)[0] == status
-    assert ask(app, headers=headers)[0] == 400, "at second sight it is taken: an FP8 replica runs its steps in FP16"
+def test_the_trial_of_a_grammar_is_told_how_long_the_request_may_wait_for_it():
+    told = []
+
+    class Slow:
+        async def check(self, params, left_s):
+            told.append(left_s)
+            raise Refused(503, "not in time")
+
+    async def scenario():
+        clock = HandClock(0.0)
+        context = RequestContext(PathMeter(clock), 0.0, begin_by_s=4.0)
+        clock.now_s = 1.5
+        call = GenerateCall(None, None, SamplingParams(), "r", {}, Slow())
+        with pytest.raises(Refused, match="not in time"):
+            await call.start(context)
+        assert str(context.refused) == "not in time"
+        clock.now_s = 9.0
+        with pytest.raises(Refused):
+            await context.tries(Slow(), SamplingParams())
+        with pytest.raises(Refused):
+            await RequestContext(PathMeter(clock), 0.0).tries(Slow(), SamplingParams())
+        begun = RequestContext(PathMeter(clock), 0.0, begin_by_s=4.0)
+        begun.submitted({})
+        begun.hands_over()  # its second prompt
+        assert begun.left_s is None, "a prompt of it is there"
+
+    asyncio.run(scenario())
+    assert told == [2.5, 0.0, None]
 
 
 def test_who_was_sent_on_is_remembered_and_the_memory_is_bounded():

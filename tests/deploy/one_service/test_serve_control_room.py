@@ -5,10 +5,9 @@ import re
 
 import httpx
 import pytest
+from browser import BrowserMissing, binary, browser_page
 from keyed_service import SECRETS, URL, client_of
 from live_service import ADMIN, KEY, MODEL, complete, wait_until
-
-from docs.draw.browser import BrowserMissing, binary, browser_page
 
 pytestmark = pytest.mark.serve
 

@@ -127,7 +127,7 @@ def overload_and_undo(client: httpx.Client, service: KeyedService) -> None:
     assert complete(client)["usage"]["completion_tokens"] == 8
 
 
-def test_where_one_of_two_replicas_runs_fp8_pinned_requests_go_to_the_other(
+def test_where_one_of_two_replicas_runs_fp8_pinned_requests_stay_exact(
     client: httpx.Client, service: KeyedService
 ) -> None:
     with service.controlled(**CONTROLLER | {"policy": {"name": "static_fp16"}}):
@@ -136,22 +136,16 @@ def test_where_one_of_two_replicas_runs_fp8_pinned_requests_go_to_the_other(
         response = client.post("/admin/directive", json={"mode": "fp8", "replica_id": one})
         assert response.status_code == 200, response.text
         try:
-            pinned_go_to_the_other(client)
+            pinned_stay_exact(client)
         finally:
             client.post("/admin/directive", json={"mode": "auto"})
 
 
-def pinned_go_to_the_other(client: httpx.Client) -> None:
+def pinned_stay_exact(client: httpx.Client) -> None:
     assert wait_until(lambda: set(by_mode(client)) == {"fp16", "fp8"}, 60), status(client)
-    assert wait_until(lambda: all(r["running"] == 0 for r in living(status(client))), 30)
-    before = by_mode(client)
     for number in range(10):
         usage = complete(client, f"{number} wolves", vllm_xargs={"precision": "fp16"})["usage"]
         assert usage["precision_tokens"]["completion"] == {"fp16": 8, "fp8": 0}
-    told = before["fp16"]["tokens_fp16"] + 10 * 8
-    assert wait_until(lambda: by_mode(client)["fp16"]["tokens_fp16"] >= told, 30), status(client)
-    after = by_mode(client)
-    assert after["fp8"]["tokens_fp16"] == before["fp8"]["tokens_fp16"], "no pinned request went to the replica in FP8"
     seen = {
         complete(client, f"{number} geese")["usage"]["precision_tokens"]["completion"]["fp8"] for number in range(16)
     }

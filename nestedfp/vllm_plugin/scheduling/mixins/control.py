@@ -50,7 +50,7 @@ class EngineControl(RequestClasses):
     def nestedfp_take_fp8_shares(self, ranks: list[float]) -> None:
         """Take what share of its weights has an FP8 mode on every rank; where it is none, no step is called FP8."""
         self._fp8_share = min(ranks)
-        self._fp16_only = self._fp16_only or not any(ranks)
+        self._fp16_only = not any(ranks)
 
     def nestedfp_step_costs(self) -> list[list[float]] | None:
         """Return ``[tokens, fp16_ms, fp8_ms]`` by step size, which ``auto`` goes by; None: not measured."""
@@ -59,18 +59,6 @@ class EngineControl(RequestClasses):
     def nestedfp_warmed_up(self) -> None:
         """Forget how long the warm-up's steps took, so that nobody takes a cold start for an overload."""
         self._totals.forget_durations()
-
-    def nestedfp_not_begun(self, request_ids: list[str]) -> bool:
-        """Return whether these requests are in the queue and no step has computed anything of any of them."""
-        requests = [self.requests.get(rid) for rid in request_ids]
-        begun = (RequestStatus.RUNNING, RequestStatus.PREEMPTED)
-        return all(
-            request is not None
-            and request.status not in begun
-            and not request.is_finished()
-            and not request.nestedfp_started
-            for request in requests
-        )
 
     def nestedfp_step_seconds(self) -> dict[str, float]:
         """Return how many seconds the steps of each precision have taken since the start."""

@@ -53,7 +53,7 @@ class RequestClasses(WaitingRequests):
         self._epochs_order = False  # whether all directives have one author, whose epochs never fall
         self._directing = threading.Lock()
         self._step_costs: StepCosts | None = None
-        self._fp16_only = options.fp16_only
+        self._fp16_only = False  # no layer has an FP8 mode
         self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
         self._rounds_kv = rounds_kv(self.vllm_config)
         self._fp8_share: float | None = None

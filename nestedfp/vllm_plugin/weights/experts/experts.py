@@ -35,10 +35,6 @@ GPU_MULTIPLE = 64  # of the columns and rows of an expert's matrices
 def why_plain(layer: RoutedExperts, options: PluginOptions) -> str | None:
     """Return why a layer's experts stay plain FP16; None: they are nested."""
     config = layer.moe_config
-    if options.fp16_only:
-        return "fp16_only"
-    if options.weights == "two_copies":
-        return "weights='two_copies'"
     if getattr(layer, "nestedfp_exact", False):
         return "fp8_layers leaves them out"
     if options.experts == "plain" or (options.experts == "auto" and not current_platform.is_cpu()):
@@ -69,7 +65,7 @@ class NestedExpertsBase(FusedMoEMethodBase):
         options = PluginOptions.of(get_current_vllm_config())
         self.prefix = prefix
         self.why_plain = why_plain(layer, options)
-        if self.why_plain and options.experts == "nested" and not options.fp16_only:
+        if self.why_plain and options.experts == "nested":
             raise ValueError(f"{prefix}: experts='nested' cannot be: {self.why_plain}; leave the option out")
         self.quantize_activations = options.quantize_activations
         self.plain = UnquantizedFusedMoEMethod(layer.moe_config)

@@ -1,6 +1,5 @@
-"""A headless Chromium, driven over its DevTools protocol: opens a page, asks it, takes its picture."""
+"""A headless Chromium, driven over its DevTools protocol: opens a page and asks it."""
 
-import base64
 import contextlib
 import json
 import os
@@ -80,13 +79,9 @@ class Page:
             if entry["level"] == "error" and entry["source"] != "network":  # a refused request is no fault of the page
                 self.faults.append(entry["text"])
 
-    def look(self, width: int, height: int, dark: bool = False, phone: bool = False, scale: float = 1.0) -> None:
-        """Set the size of the screen in CSS pixels, and what the visitor prefers."""
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone
-        )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.send("Emulation.setEmulatedMedia", features=[scheme])
+    def look(self, width: int, height: int, phone: bool = False) -> None:
+        """Set the size of the screen in CSS pixels."""
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
     def open(self, url: str) -> None:
         """Go to an address, and wait until its document is there."""
@@ -117,11 +112,6 @@ class Page:
                 )
             time.sleep(0.1)
         return value
-
-    def picture(self, path: Path) -> None:
-        """Write what the screen shows as PNG."""
-        data = self.send("Page.captureScreenshot", format="png")["data"]
-        path.write_bytes(base64.b64decode(data))
 
 
 @contextlib.contextmanager
