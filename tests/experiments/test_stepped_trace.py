@@ -2,7 +2,7 @@
 
 import pytest
 
-from workload import steps
+from experiments import steps
 from workload.azure import Arrival, TraceError, read_trace
 
 LENGTHS = [Arrival(float(number), 10 + number, 1 + number) for number in range(200)]

@@ -1,4 +1,4 @@
-"""Writes a trace whose rate goes in steps, with the lengths of another trace: python -m workload.steps OUT.csv --lengths TRACE ...
+"""A trace whose rate goes in steps, with the lengths of another trace: python -m experiments.steps OUT.csv --lengths TRACE ...
 
 For a load that rises and falls at once. Arrivals of a step are uniform, so their number is that of its rate. A load test that
 thins the trace keeps the steps: write twice the rates that it is to have.
@@ -56,7 +56,7 @@ def stepped(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Write the file; return the exit status: 0, or 2 for arguments or a trace that cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m workload.steps", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.steps", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--lengths", type=Path, required=True, metavar="TRACE", help="Azure trace, CSV")
     parser.add_argument("--rates", required=True, metavar="R,R,...", help="requests a second of each step")
