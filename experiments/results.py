@@ -37,6 +37,7 @@ class Cell(FrozenModel):
     slo_attainment: float
     slo_attainment_low: float  # 95 % interval by bootstrap over requests
     slo_attainment_high: float
+    slo_attainment_worst_10s: float | None = None  # of ten seconds with ten requests or more; None: of older summaries
     goodput_rps: float
     output_tokens_per_s: float
     exact_answer_share: float | None = None  # None: of plain vLLM, and of summaries from before it was told
@@ -110,6 +111,7 @@ def _cell(
         slo_attainment=float(good.mean()),
         slo_attainment_low=float(low),
         slo_attainment_high=float(high),
+        slo_attainment_worst_10s=_worst(records, good),
         goodput_rps=summary.goodput_rps,
         output_tokens_per_s=summary.output_tokens_per_s,
         exact_answer_share=exact_answer_share(records),
@@ -121,6 +123,13 @@ def _cell(
         late_starts=summary.late_starts,
         valid=summary.valid,
     )
+
+
+def _worst(records: Sequence[RequestRecord], good: np.ndarray) -> float | None:
+    """Return the least share within the SLO of any ten seconds' arrivals."""
+    windows = np.array([int(record.intended_s // 10) for record in records])
+    shares = [good[windows == window].mean() for window in set(windows) if (windows == window).sum() >= 10]
+    return min(map(float, shares), default=None)
 
 
 def write(results: Results, folder: Path) -> None:

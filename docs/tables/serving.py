@@ -32,6 +32,7 @@ NAMES = {
     "deadlines": DEFAULT,  # where steps may hold both precisions
     "fp8": FP8,
     "vllm-fp8": PLAIN_FP8,
+    "vllm-nestedfp": "`vllm serve`, nestedfp",
 }
 KNOWN_EXACT = {"vllm_fp16": 1.0, "vllm_fp8": 0.0}  # vLLM's own answers disclose nothing: one precision, always
 # The README shows these loads, each where all of its systems were measured.
