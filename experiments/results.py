@@ -1,14 +1,13 @@
 """Reports of an experiment's load tests -> one summary. python -m docs.tables shows it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from controller.config import explain
 from experiments.config import Experiment, ExperimentError, Run, TraceWindow
 from loadtest.report.error_kinds import error_kinds
 from loadtest.report.run_summary import RunSummary, exact_answer_share, meets_tpot, meets_ttft
@@ -67,18 +66,19 @@ def collect(experiment: Experiment, out: Path) -> Results:
     """Read every report below ``out``.
 
     Raises:
-        ExperimentError: when there is none.
+        ExperimentError: when there is none, or one of another version.
     """
     cells = []
     for run in experiment.runs:
         for rate in experiment.load.rates_rps:
             for seed in experiment.load.seeds:
                 for path in sorted((out / "runs" / run.name / f"{rate:g}-{seed}").glob("*/summary.json")):
-                    report = json.loads(path.read_text())
-                    for found in report["runs"]:
-                        summary = RunSummary.model_validate(found)
-                        records = read_requests(path.parent / f"requests-{summary.policy}.jsonl")
-                        cells.append(_cell(run, rate, seed, summary, records, experiment.slo))
+                    try:
+                        cells += [_cell(run, rate, seed, *each, experiment.slo) for each in _load_tests(path)]
+                    except ValidationError as error:
+                        raise ExperimentError(
+                            f"{path.parent}: a report of another version ({_first_key(error)}); run that load test again"
+                        ) from error
     if not cells:
         raise ExperimentError(
             f"{out}: expected reports in runs/<name>/<rate>-<seed>/, found none: run the experiment first"
@@ -91,6 +91,16 @@ def collect(experiment: Experiment, out: Path) -> Results:
         machine=(out / MACHINE).read_text().strip() if (out / MACHINE).exists() else "not recorded",
         runs=tuple(cells),
     )
+
+
+def _first_key(error: ValidationError) -> str:
+    return ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
+
+
+def _load_tests(path: Path) -> Iterator[tuple[RunSummary, Sequence[RequestRecord]]]:
+    for found in json.loads(path.read_text())["runs"]:
+        summary = RunSummary.model_validate(found)
+        yield summary, read_requests(path.parent / f"requests-{summary.policy}.jsonl")
 
 
 def _cell(
@@ -176,7 +186,7 @@ def read(folder: Path) -> Results:
         ) from error
     except ValidationError as error:
         raise ExperimentError(
-            f"{folder / KEPT}: {explain(error)}; it is of another version: sum the reports up again, without --add"
+            f"{folder / KEPT}: of another version ({_first_key(error)}); sum the reports up again, without --add"
         ) from error
 
 

@@ -56,6 +56,7 @@ def test_a_summary_counts_every_request_and_says_how_far_chance_reaches(tmp_path
     assert first.slo_attainment == pytest.approx(0.6)
     assert first.slo_attainment_low < 0.6 < first.slo_attainment_high
     assert first.errors == {"cut off": 1}
+    assert (first.slo_attainment_worst_10s, second.slo_attainment_worst_10s) == (pytest.approx(0.6), None)
     assert first.fp16_token_share == pytest.approx(8 / 9)
     assert second.slo_attainment == second.slo_attainment_high == 1
 
@@ -98,6 +99,14 @@ def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
     (folder / results.KEPT).write_text('{"name": "test"}')
     assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept), "--add"]) == 2
     assert "of another version" in capsys.readouterr().err
+
+
+def test_a_report_of_another_version_is_named(tmp_path):
+    reported(tmp_path, "best", 2, 0, [request(0)])
+    summary = next(tmp_path.glob("runs/*/*/*/summary.json"))
+    summary.write_text(json.dumps({"runs": [{**json.loads(summary.read_text())["runs"][0], "gone": 1}]}))
+    with pytest.raises(ExperimentError, match=r"a report of another version \(gone\); run that load test again"):
+        results.collect(config.load(written(tmp_path)), tmp_path)
 
 
 def test_an_experiment_without_a_report_says_so(tmp_path):
