@@ -33,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="the report goes to a folder of this one")
     args = parser.parse_args(argv)
     names = list(FAULTS) if args.faults is None else [name.strip() for name in args.faults.split(",") if name.strip()]
+    if not names:
+        parser.error(f"--faults: expected some of {', '.join(FAULTS)}")
     if unknown := set(names) - set(FAULTS):
         parser.error(f"--faults: unknown: {', '.join(sorted(unknown))}; known: {', '.join(FAULTS)}")
     if not args.config.is_file():

@@ -74,11 +74,11 @@ def running(config: Path, port: int, folder: Path, say: Callable[[str], None]) -
         yield ServiceUnderTest(started.url, family, read.model.id, read.replicas)
 
 
-def steady_load(service: ServiceUnderTest, folder: Path, for_s: float) -> BackgroundLoad:
+def steady_load(service: ServiceUnderTest, folder: Path) -> BackgroundLoad:
     """Ask at a steady rate for so long, or until the load is ended."""
     requests = (
         PlannedRequest(at_s=number / RATE_PER_S, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS)
-        for number in range(int(for_s * RATE_PER_S))
+        for number in range(int(LONGEST_S * RATE_PER_S))
     )
     plan = SendPlan(
         kind="open",
@@ -87,7 +87,7 @@ def steady_load(service: ServiceUnderTest, folder: Path, for_s: float) -> Backgr
         url=service.url,
         model=service.model_id,
         requests=tuple(requests),
-        duration_s=for_s,
+        duration_s=LONGEST_S,
         drain_s=PATIENCE_S,
         request_timeout_s=PATIENCE_S,
         seed=0,
@@ -99,7 +99,7 @@ def steady_load(service: ServiceUnderTest, folder: Path, for_s: float) -> Backgr
 
 def strike(service: ServiceUnderTest, name: str, folder: Path) -> FaultResult:
     """Inject a fault under the load, wait until all is well again, and sum up what it cost."""
-    with Watch(service.url, service.family) as watch, steady_load(service, folder, LONGEST_S) as sent:
+    with Watch(service.url, service.family) as watch, steady_load(service, folder) as sent:
         sent.start_s()
         time.sleep(BASELINE_S)
         _wait(lambda: watch.sound_for_s(service.replicas) >= BASELINE_S / 2)

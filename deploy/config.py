@@ -187,8 +187,7 @@ class EngineSection(FrozenModel):
                 adapter["path"] = str(REPOSITORY / Path(path).expanduser())  # as model.path
         drafts = extra.get("speculative_config")
         if isinstance(drafts, dict) and isinstance(path := drafts.get("model"), str):
-            folder = REPOSITORY / Path(path).expanduser()
-            drafts["model"] = str(folder) if folder.is_dir() else path  # or a model hub's name
+            drafts["model"] = str(REPOSITORY / Path(path).expanduser())
         return extra
 
 

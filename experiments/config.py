@@ -114,8 +114,6 @@ class Experiment(FrozenModel):
     model: Path | None = None  # or a checkpoint, on whatever this machine has
     replicas: Annotated[int, Field(ge=1)] = 1
     engine: EngineConfig = EngineConfig()
-    # That the engine's log tells ("GPU KV cache size"), for its prediction, where the table is of an engine with another one.
-    kv_cache_tokens: Annotated[int, Field(ge=1)] | None = None
     slo: Slo = Slo()
     load: LoadConfig
     runs: tuple[Run, ...] = Field(min_length=1)

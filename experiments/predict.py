@@ -94,7 +94,7 @@ def limited_table(table: Path, experiment: Experiment) -> EngineTable:
             "max_num_batched_tokens": engine.max_num_batched_tokens,
             "max_num_seqs": engine.max_num_seqs,
             "max_model_tokens": engine.max_model_len,
-            "kv_tokens": experiment.kv_cache_tokens or known.engine.kv_tokens,
+            "kv_tokens": known.engine.kv_tokens,
             "mixed_steps": PluginOptions(**engine.plugin).mixed_steps,
         }
     )

@@ -36,7 +36,9 @@ class Cell(FrozenModel):
     slo_attainment: float
     slo_attainment_low: float  # 95 % interval by bootstrap over requests
     slo_attainment_high: float
-    slo_attainment_worst_10s: float | None = None  # of ten seconds with ten requests or more; None: of older summaries
+    slo_attainment_worst_10s: float | None = (
+        None  # of each ten seconds from the start with ten requests or more; None: not counted
+    )
     goodput_rps: float
     output_tokens_per_s: float
     exact_answer_share: float | None = None  # None: of plain vLLM, and of summaries from before it was told
@@ -136,7 +138,7 @@ def _cell(
 
 
 def _worst(records: Sequence[RequestRecord], good: np.ndarray) -> float | None:
-    """Return the least share within the SLO of any ten seconds' arrivals."""
+    """Return the least share within the SLO of the arrivals of ten seconds, counted from the start."""
     windows = np.array([int(record.intended_s // 10) for record in records])
     shares = [good[windows == window].mean() for window in set(windows) if (windows == window).sum() >= 10]
     return min(map(float, shares), default=None)

@@ -23,7 +23,7 @@ LEAST_S = 0.001  # after the first line, which is second 0 for whoever reads the
 def stepped(
     lengths: Sequence[Arrival], rates_rps: Sequence[float], each_s: float, from_s: float, seed: int
 ) -> list[Arrival]:
-    """Draw a trace.
+    """Draw a trace, behind a first request at second 0, with which whoever reads the file begins to count.
 
     Args:
         lengths: arrivals whose lengths are taken in order, from ``from_s`` on.
@@ -68,18 +68,22 @@ def main(words: Sequence[str] | None = None) -> int:
         rates_rps = [float(each) for each in args.rates.split(",")]
     except ValueError:
         parser.error(f"--rates: expected numbers such as 5,20,5, got {args.rates!r}")
-    if not all(0 <= rate_rps < math.inf for rate_rps in rates_rps) or not 0 < args.each_s < math.inf or args.seed < 0:
-        parser.error("expected rates and a seed from 0 on, and steps above 0 s")
+    if (
+        not all(0 <= each < math.inf for each in (*rates_rps, args.from_s))
+        or not 0 < args.each_s < math.inf
+        or args.seed < 0
+    ):
+        parser.error("expected rates, --from-s and --seed from 0 on, and steps above 0 s")
     try:
         arrivals = stepped(read_trace(args.lengths), rates_rps, args.each_s, args.from_s, args.seed)
-    except TraceError as error:
+        with args.out.open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(COLUMNS)
+            for each in arrivals:
+                rows.writerow([BEGIN + timedelta(seconds=each.at_s), each.prompt_tokens, each.output_tokens])
+    except (TraceError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    with args.out.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(COLUMNS)
-        for each in arrivals:
-            rows.writerow([BEGIN + timedelta(seconds=each.at_s), each.prompt_tokens, each.output_tokens])
     print(f"{args.out}: {len(arrivals)} requests over {args.each_s * len(rates_rps):g} s")
     return 0
 

@@ -7,7 +7,8 @@ those of each. "exact": the numbers of prompts that are exact in every
 step of a run, the others being fast (mixed_steps.py). "compiled"
 makes vLLM compile its graphs on a CPU as on a GPU, passes and all, which it leaves out otherwise.
 Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "logprobs": [[[best, second]]], "margins": [[...]],
-"precision": [precision_tokens], "stats": {...}...}]], "fused": [linear layers that the fused quantiser fused]}.
+"precision": [precision_tokens], "stats": {...}, "draft_modes": [modes of a drafter's nested layers]...}]], "fused": [linear
+layers that the fused quantiser fused]}.
 
 The engine core of a single rank runs in this process: another one, and a third for the worker, would import vLLM anew,
 which is most of the time that a start takes. The tests of the service have them all.
@@ -94,8 +95,12 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
         options = engine.get("additional_config", {}).get("nestedfp", {})
         engine = {**engine, "additional_config": {"nestedfp": {**options, "mixed_steps": True}}}
     llm = LLM(**{"dtype": "float16", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 512, **engine})
+    draft_modes: set[str] = set()
+    if nested and "speculative_config" in engine:
+        watch_drafter(llm, draft_modes)
     results: list[dict[str, Any]] = []
     for run in runs:
+        draft_modes.clear()
         if nested:
             control.set_directive(llm, run.get("mode", "fp16"), StepRule(**run.get("rule", {})))
         given = run.get("extra_args")
@@ -127,11 +132,26 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
                 "prompt_tokens": [len(output.prompt_token_ids) for output in outputs],
                 "precision": [usage_of(counts_of(output)) for output in outputs] if nested else None,
                 "stats": control.stats(llm) if nested else None,
+                "draft_modes": sorted(draft_modes),
                 "mixed_steps": mixed,
                 "step_costs": control.step_costs(llm) if nested else None,
             }
         )
     return results
+
+
+def watch_drafter(llm: Any, modes: set[str]) -> None:
+    """Have the nested layers of a drafter add the mode in which they compute."""
+    from nestedfp.kernels import ops
+
+    def watch(worker: Any) -> None:
+        runner = worker.model_runner
+        model = getattr(getattr(runner, "speculator", None) or getattr(runner, "drafter", None), "model", None)
+        for module in model.modules() if model is not None else ():
+            if getattr(module, "nestedfp", False):
+                module.register_forward_pre_hook(lambda *_: modes.add(ops.get_mode().value))
+
+    llm.collective_rpc(watch)
 
 
 if __name__ == "__main__":

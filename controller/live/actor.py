@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
 SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write a traceback for every snapshot
-REST = 9  # times as long as a step computed the loop rests, whatever comes: steps take a tenth of a core at most
+REST = 9  # times as long as a step computed the loop rests, whatever comes, until step_period_s is over at the latest
 
 
 class ControllerActor:

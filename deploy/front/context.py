@@ -52,7 +52,7 @@ class RequestContext:
     # its way to the engine
     place: Place | None = None  # in the replica, settled when a prompt is tokenized; None: nobody counts it
     refusal: Callable[[NoRoom], Refused] = lambda no_room: Refused(429, str(no_room))
-    begin_by_s: float | None = None  # its queue deadline: by then the engine must have it; None: as long as it takes
+    reach_by_s: float | None = None  # its queue deadline: by then the engine must have it; None: as long as it takes
     late: Callable[[], Refused] = lambda: Refused(503, "late")  # makes the refusal of a request whose time is up
     priority: int = 0  # among the engine's requests: the lower, the earlier
     calls: list["GenerateCall"] = field(default_factory=list)  # of the engine, that nobody has made yet
@@ -120,9 +120,9 @@ class RequestContext:
     @property
     def left_s(self) -> float | None:
         """How long the request may still wait in front of the engine; None: as long as it takes, since a part of it is there."""
-        if self.begin_by_s is None or self.submitted_s is not None:
+        if self.reach_by_s is None or self.submitted_s is not None:
             return None
-        return max(0.0, self.begin_by_s - self.meter.clock())
+        return max(0.0, self.reach_by_s - self.meter.clock())
 
     def hands_over(self) -> None:
         """The engine is about to be given a prompt.

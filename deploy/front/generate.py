@@ -157,7 +157,7 @@ class Generate:
             context.place = None if beams else place  # beams are requests of one token each: the estimate stands
             context.refusal = lambda no_room: self._full(no_room, context)
             if deadline_s is not None:
-                context.begin_by_s = context.arrived_s + deadline_s
+                context.reach_by_s = context.arrived_s + deadline_s
                 context.late = partial(self._late, context, rank.priority)
             context.plain = route.is_plain(request)
             if holder is not None:

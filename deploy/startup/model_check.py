@@ -76,6 +76,10 @@ def check_engine(config: DeployConfig) -> None:
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
+    drafts = config.engine.extra.get("speculative_config")
+    drafter = drafts.get("model") if isinstance(drafts, dict) else None
+    if isinstance(drafter, str) and not Path(drafter).is_dir():
+        raise ConfigError(f"engine.extra.speculative_config.model: expected a checkpoint's folder, got {drafter!r}")
     try:
         AsyncEngineArgs(**{**engine_arguments(config), **ONE_RANK}).create_engine_config()
     except ValueError as error:

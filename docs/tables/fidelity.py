@@ -32,8 +32,9 @@ def _table(name: str, last_heading: str, last: Callable[[dict[str, Any]], str]) 
             last(found),
         ]
         for choice, found in report["classes"].items()
+        if "unavailable" not in found
     ]
-    said = f"{report['tokens']:,} tokens in windows of {report['context']:,}; H200; [report](fidelity/{name}.json)."
+    said = f"{report['tokens']:,} tokens in windows of {report['context']:,}; {report['machine']}; [report](fidelity/{name}.json)."
     headings = ("answers", "perplexity", "more loss, nats", "KL, nats", "same top", last_heading)
     return under(said, markdown(headings, rows))
 

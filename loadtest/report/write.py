@@ -43,7 +43,7 @@ class LoadSummary(FrozenModel):
 class Summary(FrozenModel):
     """summary.json."""
 
-    schema_version: int = 3  # 3: where requests stood is gone
+    schema_version: int = 3
     started_utc: str
     model: str
     machine: str

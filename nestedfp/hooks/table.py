@@ -105,6 +105,7 @@ HOOKS = (
         vllm.v1.core.sched.scheduler:Scheduler#requests
         vllm.v1.core.sched.scheduler:Scheduler#running
         vllm.v1.request:Request#num_computed_tokens
+        vllm.v1.request:Request#num_output_placeholders
         vllm.v1.request:RequestStatus.PREEMPTED
         """,
         ("PrecisionMixin",),
@@ -247,6 +248,7 @@ HOOKS = (
         *vllm.v1.worker.worker_base:WorkerBase.compile_or_warm_up_model(self)
         vllm.v1.outputs:AsyncModelRunnerOutput.get_output(self)
         vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator.propose(self, input_batch)
+        vllm.v1.worker.gpu.model_runner:GPUModelRunner#speculator
         vllm.v1.core.kv_cache_utils|vllm.v1.core.kv_cache_planning:check_enough_kv_cache_memory(vllm_config,
             kv_cache_spec, available_memory)
         """,

@@ -23,6 +23,11 @@ def obstacle(config: "VllmConfig", *, is_cpu: bool) -> str | None:
             f"nestedfp verifies no drafts of {speculation.method!r} on a {'CPU' if is_cpu else 'GPU'}; set speculative_config's "
             f"method to one of {', '.join(methods)}, or remove it"
         )
+    if speculation.rejection_sample_method == "synthetic":
+        return (
+            "rejection_sample_method='synthetic' accepts drafts that the model has not verified, and no answer would be exact; "
+            "remove it from speculative_config"
+        )
     drafter, model = speculation.draft_model_config, config.model_config
     if drafter.get_vocab_size() != model.get_vocab_size():
         return (

@@ -34,8 +34,12 @@ def complete(config: "VllmConfig", *, is_cpu: bool) -> None:
             f"kv_cache_dtype={dtype!r}: vLLM's attention on a CPU needs AVX-512 for it, and this one has {capability}; leave "
             "kv_cache_dtype at 'auto'"
         )
-    if is_cpu or config.model_config.use_mla:
+    if is_cpu:
         return
+    if config.model_config.use_mla:
+        raise ValueError(
+            f"kv_cache_dtype={dtype!r}: nestedfp serves no FP8 cache of latent attention on a GPU; leave kv_cache_dtype at 'auto'"
+        )
     if config.attention_config.backend is AttentionBackendEnum.FLASH_ATTN:
         raise ValueError(
             f"kv_cache_dtype={dtype!r}: FlashAttention reads an FP8 cache for models in BF16 alone, and nestedfp's are FP16; "

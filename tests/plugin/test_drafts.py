@@ -42,6 +42,6 @@ def test_an_eagle3_head_of_a_smaller_vocabulary(tmp_path, reference):
 
 def test_a_nested_layer_of_the_models_own_drafts_in_fp16(tmp_path, reference):
     engine = {"model": drafters.mtp_model(tmp_path / "model")}
-    drafters.check(
-        run({**engine, "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}), reference, drafts=1
-    )
+    found = run({**engine, "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}})
+    drafters.check(found, reference, drafts=1)
+    assert [each["draft_modes"] for each in found] == [["fp16"]] * len(found)

@@ -83,7 +83,7 @@ def test_a_cpu_that_cannot_and_another_type_are_refused_with_what_to_set(monkeyp
             engine_config(kv_cache_dtype=dtype)
 
 
-def test_on_a_gpu_triton_reads_it_for_flashattention_needs_bf16(wide_cpu):
+def test_on_a_gpu_triton_reads_it_for_flashattention_needs_bf16(wide_cpu, monkeypatch):
     config = engine_config(kv_cache_dtype="fp8")
     config.attention_config.backend = None
     kv_cache.complete(config, is_cpu=False)
@@ -93,6 +93,9 @@ def test_on_a_gpu_triton_reads_it_for_flashattention_needs_bf16(wide_cpu):
     assert config.attention_config.backend is AttentionBackendEnum.FLASHINFER
     config.attention_config.backend = AttentionBackendEnum.FLASH_ATTN
     with pytest.raises(ValueError, match="for models in BF16 alone"):
+        kv_cache.complete(config, is_cpu=False)
+    monkeypatch.setattr(type(config.model_config), "use_mla", True)
+    with pytest.raises(ValueError, match="no FP8 cache of latent attention on a GPU"):
         kv_cache.complete(config, is_cpu=False)
     plain = engine_config()
     kv_cache.complete(plain, is_cpu=False)  # any attention reads an FP16 cache

@@ -51,6 +51,16 @@ def outcomes(tmp_path_factory):
         },
         "draft model": {"args": {"speculative_config": {"model": MODEL, "num_speculative_tokens": 2}}},
         "eagle": {"args": {"speculative_config": {**EAGLE, "model": families["eagle"]}}},
+        "eagle, unverified": {
+            "args": {
+                "speculative_config": {
+                    **EAGLE,
+                    "model": families["eagle"],
+                    "rejection_sample_method": "synthetic",
+                    "synthetic_acceptance_length": 2.0,
+                }
+            }
+        },
         "eagle, other tokens": {"args": {"speculative_config": {**EAGLE, "model": families["eagle, other tokens"]}}},
         "sparse": {"args": {"model": families["sparse"], "skip_tokenizer_init": True, "load_format": "dummy"}},
         "gemma2": {"args": {"model": families["gemma2"], "skip_tokenizer_init": True, "load_format": "dummy"}},
@@ -142,6 +152,10 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         (
             "draft model",
             "no drafts of 'draft_model' on a CPU; set speculative_config's method to one of eagle, eagle3, mtp, ",
+        ),
+        (
+            "eagle, unverified",
+            "accepts drafts that the model has not verified, and no answer would be exact; remove it",
         ),
         (
             "eagle, other tokens",

@@ -70,7 +70,7 @@ class Grammars:
         """Try the grammar of a request's ``SamplingParams``, if it has one, and leave there what the engine will compile.
 
         Args:
-            left_s: of the time in which the engine must have begun the request; None: as long as it takes.
+            left_s: of the time in which the request must reach the engine; None: as long as it takes.
 
         Raises:
             Refused: 400 with the reason, or 503 when this machine was too busy to find out, or to do so in time.

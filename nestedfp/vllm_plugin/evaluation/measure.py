@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.platforms import current_platform
 
 from nestedfp.evaluation.comparison import MIXES, Comparison, divergence_of
 from nestedfp.modes import Mode
@@ -85,7 +86,14 @@ class _Run:
             if name != self.name
         }
         tokens = sum(map(len, self.windows))
-        return {"tokens": tokens, "classes": self.classes, "greedy": greedy, "layer_errors": layer_errors}
+        machine = "CPU" if current_platform.is_cpu() else torch.cuda.get_device_name()
+        return {
+            "machine": machine,
+            "tokens": tokens,
+            "classes": self.classes,
+            "greedy": greedy,
+            "layer_errors": layer_errors,
+        }
 
 
 def measure(
@@ -119,7 +127,7 @@ def measure(
                         run.compare(name, other, mode)
             except Exception as error:  # vLLM has many ways to refuse; the rest of the report stands
                 last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-                run.classes |= {name: {"unavailable": last[:160]} for name in modes}
+                run.classes |= {name: {"unavailable": last[:160]} for name in modes if name not in run.classes}
             yield run.report(layer_errors)
 
 

@@ -16,7 +16,7 @@ from nestedfp.vllm_plugin.loading import load_check
 from nestedfp.vllm_plugin.lora import cpu_slots
 from nestedfp.vllm_plugin.lora.adapters import Adapters
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks import cpu_seed, row_classes, self_check
+from nestedfp.vllm_plugin.ranks import cpu_seed, drafter, row_classes, self_check
 from nestedfp.vllm_plugin.ranks.timing import step_timing
 from nestedfp.vllm_plugin.ranks.timing.step_ends import StepEnds
 from nestedfp.vllm_plugin.weights import coverage, library_route
@@ -121,12 +121,12 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         return added
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        ops.set_mode(Mode.FP16)  # for a drafter (drafts.py); of the model itself only the head is left, which is plain
         with cpu_seed.kept(self.model_runner) if current_platform.is_cpu() else nullcontext():
             output = super().sample_tokens(grammar_output)
         return output if self._step_ends is None else self._step_ends.after(output)
 
     def compile_or_warm_up_model(self) -> Any:
+        drafter.draft_in_fp16(self.model_runner)
         result = super().compile_or_warm_up_model()
         ops.set_mode(Mode.FP16)
         is_whole = self.parallel_config.pipeline_parallel_size == 1  # else no rank sees a whole step

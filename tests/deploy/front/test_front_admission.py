@@ -205,7 +205,7 @@ def test_the_trial_of_a_grammar_is_told_how_long_the_request_may_wait_for_it():
 
     async def scenario():
         clock = HandClock(0.0)
-        context = RequestContext(PathMeter(clock), 0.0, begin_by_s=4.0)
+        context = RequestContext(PathMeter(clock), 0.0, reach_by_s=4.0)
         clock.now_s = 1.5
         call = GenerateCall(None, None, SamplingParams(), "r", {}, Slow())
         with pytest.raises(Refused, match="not in time"):
@@ -216,7 +216,7 @@ def test_the_trial_of_a_grammar_is_told_how_long_the_request_may_wait_for_it():
             await context.tries(Slow(), SamplingParams())
         with pytest.raises(Refused):
             await RequestContext(PathMeter(clock), 0.0).tries(Slow(), SamplingParams())
-        begun = RequestContext(PathMeter(clock), 0.0, begin_by_s=4.0)
+        begun = RequestContext(PathMeter(clock), 0.0, reach_by_s=4.0)
         begun.submitted({})
         begun.hands_over()  # its second prompt
         assert begun.left_s is None, "a prompt of it is there"

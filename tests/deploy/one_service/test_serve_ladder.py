@@ -133,20 +133,26 @@ def test_where_one_of_two_replicas_runs_fp8_pinned_requests_stay_exact(
 ) -> None:
     with service.controlled(**CONTROLLER | {"policy": {"name": "static_fp16"}}):
         assert wait_until(lambda: ready(status(client)) == 2, 60), status(client)
-        one = living(status(client))[0]["id"]
-        response = client.post("/admin/directive", json={"mode": "fp8", "replica_id": one})
-        assert response.status_code == 200, response.text
+        one, _ = (replica["id"] for replica in living(status(client)))
         try:
-            pinned_stay_exact(client)
+            for target, modes in (({}, {"fp8"}), ({"replica_id": one}, {"fp16", "fp8"})):
+                client.post("/admin/directive", json={"mode": "auto"})
+                response = client.post("/admin/directive", json={"mode": "fp8", **target})
+                assert response.status_code == 200, response.text
+                assert wait_until(lambda modes=modes: set(by_mode(client)) == modes, 60), status(client)
+                pinned_stay_exact(client)
+            both_answer(client)
         finally:
             client.post("/admin/directive", json={"mode": "auto"})
 
 
 def pinned_stay_exact(client: httpx.Client) -> None:
-    assert wait_until(lambda: set(by_mode(client)) == {"fp16", "fp8"}, 60), status(client)
     for number in range(10):
         usage = complete(client, f"{number} wolves", vllm_xargs={"precision": "fp16"})["usage"]
         assert usage["precision_tokens"]["completion"] == {"fp16": 8, "fp8": 0}
+
+
+def both_answer(client: httpx.Client) -> None:
     seen = {
         complete(client, f"{number} geese")["usage"]["precision_tokens"]["completion"]["fp8"] for number in range(16)
     }
