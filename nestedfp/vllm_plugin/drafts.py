@@ -5,7 +5,8 @@ precision of its step, a pinned request is verified in FP16, and a drafter only 
 with a checkpoint of their own are plain, and the nested layers of those in the model's checkpoint multiply both planes.
 """
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,3 +36,21 @@ def obstacle(config: "VllmConfig", *, is_cpu: bool) -> str | None:
             f"{model.get_vocab_size()}; set speculative_config to a drafter that was made for this model"
         )
     return None
+
+
+def draft_in_fp16(runner: Any) -> None:
+    """Have a runner's drafter, if there is one, compute in FP16 whatever its step did: in serving, and where steps are timed."""
+    from nestedfp.kernels import ops
+    from nestedfp.modes import Mode
+
+    drafter = getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+    if drafter is None:
+        return
+    propose = drafter.propose
+
+    @functools.wraps(propose)
+    def in_fp16(*args: Any, **kwargs: Any) -> Any:
+        ops.set_mode(Mode.FP16)
+        return propose(*args, **kwargs)
+
+    drafter.propose = in_fp16

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from experiment_settings import TABLE_24B, TABLE_24B_LOAD, written
+from experiment_settings import TABLE_24B, written
 
 from experiments import __main__ as command
 from experiments import config, predict
@@ -68,20 +68,6 @@ def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_
     assert (limits.kv_tokens, copy.fp16, copy.fp8) == (measured.engine.kv_tokens, measured.fp16, measured.fp8)
     with pytest.raises(config.ExperimentError, match="make one with python -m simulator fit"):
         predict.limited_table(tmp_path / "none.json", experiment)
-
-
-def test_a_prediction_knows_the_kv_cache_that_an_experiments_engine_has(tmp_path):
-    table = TABLE_24B_LOAD
-    measured = read_table(table)
-    same = {
-        "max_num_seqs": measured.engine.max_num_seqs,
-        "max_num_batched_tokens": measured.engine.max_num_batched_tokens,
-        "max_model_len": measured.engine.max_model_tokens,
-    }
-    experiment = config.load(written(tmp_path, shape="mistral-24b", engine=same, kv_cache_tokens=19328))
-    copy = predict.limited_table(table, experiment)
-    assert copy.engine.kv_tokens == 19328 < measured.engine.kv_tokens
-    assert copy.start_costs == measured.start_costs is not None, "what a step takes does not depend on the cache's size"
 
 
 def test_a_prediction_for_ranks_or_shapes_that_nothing_tells_of_says_so(tmp_path):

@@ -11,12 +11,12 @@ from nestedfp.eligible import ALL_LAYERS
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.steps.step_costs import StepCosts
-from nestedfp.vllm_plugin import failure
+from nestedfp.vllm_plugin import drafts, failure
 from nestedfp.vllm_plugin.loading import load_check
 from nestedfp.vllm_plugin.lora import cpu_slots
 from nestedfp.vllm_plugin.lora.adapters import Adapters
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks import cpu_seed, drafter, row_classes, self_check
+from nestedfp.vllm_plugin.ranks import cpu_seed, row_classes, self_check
 from nestedfp.vllm_plugin.ranks.timing import step_timing
 from nestedfp.vllm_plugin.ranks.timing.step_ends import StepEnds
 from nestedfp.vllm_plugin.weights import coverage, library_route
@@ -126,7 +126,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         return output if self._step_ends is None else self._step_ends.after(output)
 
     def compile_or_warm_up_model(self) -> Any:
-        drafter.draft_in_fp16(self.model_runner)
+        drafts.draft_in_fp16(self.model_runner)
         result = super().compile_or_warm_up_model()
         ops.set_mode(Mode.FP16)
         is_whole = self.parallel_config.pipeline_parallel_size == 1  # else no rank sees a whole step

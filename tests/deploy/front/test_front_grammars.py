@@ -33,6 +33,15 @@ class Trial:
         await self.grammars.check(params, left_s)
         return params.structured_outputs
 
+    def end(self):
+        """End the process and what waits for it, as a replica's loop does."""
+        self.grammars.close()
+        waiting = asyncio.all_tasks(self.loop)
+        for each in waiting:
+            each.cancel()
+        self.loop.run_until_complete(asyncio.gather(*waiting, return_exceptions=True))
+        self.loop.close()
+
     def __call__(self, **constraint):
         return self.loop.run_until_complete(self.one(**constraint))
 
@@ -51,8 +60,7 @@ def trial():
         trial = Trial()
         trial.grammars.start()
         yield trial
-        trial.grammars.close()
-        trial.loop.close()
+        trial.end()
     assert not processes(), "it ends by itself"
 
 
