@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from benchmarks.results_csv import gpu_description
 from experiments import campaign, config, predict, results
-from workload.azure import TraceError
+from workload.traces import TraceError
 
 RESULTS = Path("docs") / "results"
 Number = TypeVar("Number", int, float)

@@ -18,12 +18,12 @@ from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import EngineTable, read_table
 from simulator.errors import SimulationError
 from simulator.output import record
-from workload.azure import Arrival, TraceError, read_trace
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
 from workload.records import RequestRecord
 from workload.resample import prepare
 from workload.shape import Lengths, fit_lengths, select_at_rate
+from workload.traces import Arrival, TraceError, read_trace
 
 KEPT = "predicted.json"
 # What a request's first token takes beside the engine's steps: client, proxy, HTTP, tokens, the processes' ways to wake. Median of

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from workload.azure import COLUMNS, Arrival, TraceError, read_trace
+from workload.traces import COLUMNS, Arrival, TraceError, read_trace
 
 BEGIN = datetime(2023, 11, 16, 18)
 LEAST_S = 0.001  # after the first line, which is second 0 for whoever reads the file

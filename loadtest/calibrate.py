@@ -17,10 +17,10 @@ from loadtest.progress import Progress
 from loadtest.sender.dispatch import run_plan
 from loadtest.sender.plan import CUT, WARM_SHARE, Event, PlannedRequest, SendPlan
 from loadtest.service.admin import ServiceClient
-from workload.azure import Arrival
 from workload.frozen import FrozenModel
 from workload.records import RequestRecord
 from workload.slo import Slo
+from workload.traces import Arrival
 
 FIRST_USERS = 8
 MIN_GROWTH = 0.05

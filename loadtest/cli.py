@@ -11,7 +11,7 @@ from loadtest.config import LoadtestConfig
 from loadtest.errors import InputError, LoadtestError
 from loadtest.progress import Progress
 from loadtest.session import run_loadtest
-from workload.azure import TraceError
+from workload.traces import TraceError
 
 EXAMPLES = """\
 examples:
@@ -35,7 +35,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "--model": "name of the model (the first one the service lists)",
     },
     "load": {
-        "--trace": "Azure trace, CSV (a synthetic one of its shape)",
+        "--trace": "Azure trace, CSV, or Mooncake trace, .jsonl (a synthetic one of Azure's shape)",
         "--seed": "",
         "--start": "of the window (around the worst burst)",
         "--duration": "",
@@ -46,6 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "--max-prompt-tokens": "",
         "--max-output-tokens": "",
         "--exact-share": "of the requests, which ask for an exact answer",
+        "--session-share": "of the conversations of a .jsonl trace, which tell their name",
         "--token-ids": "LOW-HIGH: ids prompts are drawn from (10-250)",
     },
     "runs": {

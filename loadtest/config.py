@@ -39,6 +39,7 @@ class LoadtestConfig(FrozenModel):
     max_output_tokens: PositiveInt | None = None
     token_ids: tuple[int, int] = TOKEN_IDS
     exact_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the requests that ask for an exact answer
+    session_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the trace's conversations that tell their name
     # the runs
     # Or one that begins with plain: no directives, for a server without controller.
     policies: tuple[Policy, ...] = POLICIES

@@ -12,8 +12,8 @@ from loadtest.sampling import Sampler
 from loadtest.sender.dispatch import run_plan
 from loadtest.sender.plan import Event, PlannedRequest, SendPlan
 from loadtest.service.admin import DirectiveName, ServiceClient
-from workload.azure import Arrival
 from workload.records import Policy, RequestRecord, TimelineSample
+from workload.traces import Arrival
 
 DIRECTIVES: dict[Policy, DirectiveName] = {"fp16": "fp16", "fp8": "fp8", "adaptive": "auto"}  # plain ones take none
 SNAPSHOT_S = 0.5  # after which the counters in /status hold everything that the run did
@@ -52,7 +52,7 @@ def run_policy(
         url=service.url,
         allow_host=config.allow_host,
         model=model,
-        requests=planned(arrivals, config.exact_share, config.seed),
+        requests=planned(arrivals, config.exact_share, config.seed, config.session_share),
         duration_s=config.duration_s,
         drain_s=config.drain_s,
         request_timeout_s=config.request_timeout_s,
@@ -66,8 +66,10 @@ def run_policy(
     return records, tuple(sampler.samples)
 
 
-def planned(arrivals: Sequence[Arrival], exact_share: float, seed: int) -> tuple[PlannedRequest, ...]:
-    """The requests of a run; the same ones ask for exact answers under every policy."""
+def planned(
+    arrivals: Sequence[Arrival], exact_share: float, seed: int, session_share: float = 0.0
+) -> tuple[PlannedRequest, ...]:
+    """The requests of a run; the same ones ask for exact answers, and tell their conversation, under every policy."""
     drawn = np.random.default_rng([0x3AC7, seed]).random(len(arrivals)) < exact_share
     return tuple(
         PlannedRequest(
@@ -75,9 +77,20 @@ def planned(arrivals: Sequence[Arrival], exact_share: float, seed: int) -> tuple
             prompt_tokens=arrival.prompt_tokens,
             output_tokens=arrival.output_tokens,
             precision="exact" if exact else None,
+            blocks=arrival.blocks,
+            block_tokens=arrival.block_tokens,
+            session=_session(arrival, seed, session_share),
         )
         for arrival, exact in zip(arrivals, drawn, strict=True)
     )
+
+
+def _session(arrival: Arrival, seed: int, share: float) -> str | None:
+    """The name of a conversation: its second block, for the first is the system's prompt."""
+    if len(arrival.blocks) < 2:
+        return None
+    told = np.random.default_rng([0x5E55, seed, arrival.blocks[1]]).random() < share
+    return f"conversation-{arrival.blocks[1]}" if told else None
 
 
 def _shown(samples: Sequence[TimelineSample]) -> str:

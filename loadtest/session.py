@@ -20,7 +20,6 @@ from loadtest.runner import run_policy
 from loadtest.service.admin import ServiceClient
 from loadtest.service.process import ADMIN_KEY_ENV, serve_command, started_service
 from loadtest.service.target import addresses
-from workload.azure import Arrival, read_trace
 from workload.records import Policy, RequestRecord, TimelineSample, write_jsonl
 from workload.shape import (
     Lengths,
@@ -34,6 +33,7 @@ from workload.shape import (
 )
 from workload.strict_yaml import YamlFileError, read_yaml_file
 from workload.synthetic import synthetic_trace
+from workload.traces import Arrival, read_trace
 
 DEFAULT_CONTEXT_TOKENS = 2048
 SYNTHETIC_S = 3600.0

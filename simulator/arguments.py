@@ -11,9 +11,9 @@ from simulator.bench import Bench, Generator, make_bench
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import TABLE, read_table
 from simulator.errors import SimulationError
-from workload.azure import read_trace
 from workload.strict_yaml import YamlFileError, read_yaml_file
 from workload.synthetic import MEAN_RATE_RPS
+from workload.traces import read_trace
 
 
 def make_parser(command: str, description: str | None) -> argparse.ArgumentParser:

@@ -16,10 +16,10 @@ from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
 from workload import resample
-from workload.azure import Arrival
 from workload.percentiles import percentiles
 from workload.slo import Slo
 from workload.synthetic import synthetic_trace
+from workload.traces import Arrival
 
 
 @dataclass(frozen=True, slots=True)

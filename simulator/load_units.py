@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
-from workload.azure import Arrival
+from workload.traces import Arrival
 
 PROBE_REQUESTS = 4000
 COUNTED_FROM, COUNTED_TO = 0.2, 0.8  # share of the probe's requests that have been answered

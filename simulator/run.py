@@ -21,7 +21,7 @@ from simulator.bench import Bench, make_config, simulate
 from simulator.cluster.scenario import Scenario
 from simulator.errors import SimulationError
 from simulator.simulation_summary import SimulationSummary
-from workload.azure import TraceError
+from workload.traces import TraceError
 
 EPILOG = """\
 examples:

@@ -45,6 +45,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.directive, self.mode, self.epoch, self.switches, self.received = "auto", "fp16", 0, 0, 0
+        self.sessions: set[str] = set()  # whose prompts are in the cache
         self.tokens = {"fp16": 0, "fp8": 0}
 
     async def run(self) -> None:
@@ -106,7 +107,11 @@ async def answer_stream(http: web.Request, engine: Engine, body: dict[str, Any],
                 http.transport.abort()
                 return answer
             await _event(answer, {"model": MODEL, "choices": [{"text": "x"}]})
-        prompt = {"fp16": 0, "fp8": 0, "cached": {}, request.prompt_mode: request.prompt_tokens}
+        session = http.headers.get("x-nestedfp-session")
+        prompt = {"fp16": 0, "fp8": 0, "cached": {}}
+        where = prompt["cached"] if session in engine.sessions else prompt
+        where[request.prompt_mode] = request.prompt_tokens
+        engine.sessions |= {session} - {None}
         usage = {
             "prompt_tokens": request.prompt_tokens,
             "completion_tokens": sum(request.tokens.values()),

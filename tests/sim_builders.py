@@ -7,7 +7,7 @@ from typing import Any
 from controller.config import ControllerConfig
 from simulator.engine.cost_table import EngineLimits, EngineTable, FitError, StepTimeModel, write_table
 from simulator.engine.request import SimRequest
-from workload.azure import Arrival
+from workload.traces import Arrival
 
 EXACT = FitError(observations=1, median_relative=0.0, max_relative=0.0)
 FP16 = StepTimeModel(

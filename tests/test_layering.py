@@ -115,7 +115,7 @@ DRIVERS = (
     "simulator/run.py",
     "simulator/engine/cost_table.py",
     "simulator/fit/",
-    "workload/azure.py",
+    "workload/traces.py",
     "workload/records.py",
     "workload/strict_yaml.py",
     "controller/watched_file.py",

@@ -13,8 +13,8 @@ from statistics import fmean
 
 import numpy as np
 
-from workload.azure import Arrival, TraceError
 from workload.shape import cut_window
+from workload.traces import Arrival, TraceError
 
 JITTER_S = 2.0
 

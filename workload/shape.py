@@ -6,11 +6,11 @@ probability, so the bursts stay where they were); a higher one by squeezing a lo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from workload.azure import Arrival, TraceError
+from workload.traces import Arrival, TraceError
 
 BURST_S = 20.0  # length of the windows in which bursts are counted
 
@@ -70,9 +70,7 @@ def cut_window(arrivals: Sequence[Arrival], start_s: float, duration_s: float | 
     """
     end_s = np.inf if duration_s is None else start_s + duration_s
     window = tuple(
-        Arrival(arrival.at_s - start_s, arrival.prompt_tokens, arrival.output_tokens)
-        for arrival in arrivals
-        if start_s <= arrival.at_s < end_s
+        replace(arrival, at_s=arrival.at_s - start_s) for arrival in arrivals if start_s <= arrival.at_s < end_s
     )
     if not window:
         raise TraceError(
@@ -96,7 +94,9 @@ def fit_lengths(arrivals: Sequence[Arrival], lengths: Lengths) -> tuple[tuple[Ar
         output = min(max(round(arrival.output_tokens * scale), 1), max_output)
         room = lengths.context_tokens - output
         max_prompt = min(lengths.max_prompt_tokens or room, room)
-        fitted.append(Arrival(arrival.at_s, min(max(round(arrival.prompt_tokens * scale), 1), max_prompt), output))
+        prompt = min(max(round(arrival.prompt_tokens * scale), 1), max_prompt)
+        block = max(round(arrival.block_tokens * scale), 1) if arrival.blocks else 0
+        fitted.append(replace(arrival, prompt_tokens=prompt, output_tokens=output, block_tokens=block))
     return tuple(fitted), scale
 
 
@@ -141,6 +141,4 @@ def select_at_rate(
     squeeze = duration_s / span_s
     kept = np.sort(np.random.default_rng([0x7417, seed]).choice(len(window), size=count, replace=False))
     chosen = (window[index] for index in kept)
-    return Selection(
-        tuple(Arrival(a.at_s * squeeze, a.prompt_tokens, a.output_tokens) for a in chosen), begin_s, span_s
-    )
+    return Selection(tuple(replace(each, at_s=each.at_s * squeeze) for each in chosen), begin_s, span_s)

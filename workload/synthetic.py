@@ -16,7 +16,7 @@ What was matched (to AzureLLMInferenceTrace_conv, 19 366 requests in 3 502 s, No
 
 import numpy as np
 
-from workload.azure import Arrival
+from workload.traces import Arrival
 
 MEAN_RATE_RPS = 5.53
 BURST_MEDIAN_S = 20.0

@@ -20,10 +20,10 @@ from simulator.cluster.cluster import RunResult
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import TABLE, read_table
 from simulator.simulation_summary import attainment
-from workload.azure import Arrival
 from workload.shape import Lengths, fit_lengths
 from workload.slo import Slo
 from workload.synthetic import synthetic_trace
+from workload.traces import Arrival
 
 CALM_LOAD, BURST_LOAD = 0.45, 0.9  # of what full steps serve in FP16
 LENGTHS = Lengths(context_tokens=4096, scale=0.4, max_prompt_tokens=1024)  # as in the measured tables

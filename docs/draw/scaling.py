@@ -20,8 +20,8 @@ from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import read_table
 from simulator.engine.request import SimRequest
 from simulator.simulation_summary import met
-from workload.azure import Arrival
 from workload.synthetic import synthetic_trace
+from workload.traces import Arrival
 
 REPLICAS, MOST, COLD_START_S = 2, 4, 120.0
 CALM_LOAD, HIGH_LOAD = 0.3, 1.0  # of what the replicas at the start serve in FP16 with every step full

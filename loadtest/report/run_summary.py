@@ -42,6 +42,7 @@ class RunSummary(FrozenModel):
     exact_answer_share: float | None = None  # of the answers that told their class
     exact_answer_share_of_pinned: float | None = None  # likewise, of the requests that asked for an exact answer
     fp16_token_share: float | None  # of the computed tokens, by the answers that tell
+    cached_prompt_share: float | None = None  # of the prompts' tokens, read from the prefix cache, by the same answers
     switches: int | None  # all replicas together, from status
     k_changes_per_minute: float | None = None  # of the number of exact replicas, from status; None: not reported
     fp8_reasons: dict[str, int] | None = None  # FP8 steps, likewise, by what asked for them; None: not told
@@ -77,6 +78,14 @@ def fp16_token_share(records: Iterable[RequestRecord]) -> float | None:
             fp16 += tokens.prompt.fp16 + tokens.completion.fp16
             fp8 += tokens.prompt.fp8 + tokens.completion.fp8
     return fp16 / (fp16 + fp8) if fp16 + fp8 else None
+
+
+def cached_prompt_share(records: Iterable[RequestRecord]) -> float | None:
+    """Share of the prompts' tokens that came from the prefix cache, from what the responses disclose."""
+    prompts = [record.precision_tokens.prompt for record in records if record.precision_tokens is not None]
+    cached = sum(prompt.cached.fp16 + prompt.cached.fp8 for prompt in prompts)
+    tokens = cached + sum(prompt.fp16 + prompt.fp8 for prompt in prompts)
+    return cached / tokens if tokens else None
 
 
 def exact_answer_share(records: Iterable[RequestRecord], asked: str | None = None) -> float | None:
@@ -163,6 +172,7 @@ def summarise(
             "exact_answer_share": exact_answer_share(records),
             "exact_answer_share_of_pinned": exact_answer_share(records, "exact"),
             "fp16_token_share": fp16_token_share(records),
+            "cached_prompt_share": cached_prompt_share(records),
             "switches": counter_growth(samples, lambda replica: replica.switches) if len(told) > 1 else None,
             "k_changes_per_minute": exact_replica_changes(samples) * 60 / duration_s if len(told) > 1 else None,
             "fp8_reasons": fp8_reasons(samples),

@@ -39,12 +39,13 @@ class Answering(HTTPResponse):
         return b"".join(piece for _, piece in self.pieces)[:ERROR_BODY_BYTES].decode(errors="replace")
 
 
-def request_bytes(host: str, path: str, body: bytes, key: str | None = None) -> bytes:
+def request_bytes(host: str, path: str, body: bytes, key: str | None = None, session: str | None = None) -> bytes:
     """The request as it goes over the wire; the server closes the connection after the answer."""
     authorization = "" if key is None else f"Authorization: Bearer {key}\r\n"
+    of_session = "" if session is None else f"x-nestedfp-session: {session}\r\n"
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nAccept: text/event-stream\r\n"
-        f"{authorization}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"{authorization}{of_session}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body
 

@@ -56,7 +56,9 @@ class Sender:
     def body(self, index: int) -> bytes:
         """Body of request ``index``."""
         plan, request = self.plan, self._request(index)
-        prompt = prompt_token_ids(plan.seed, plan.run, index, request.prompt_tokens, plan.token_ids)
+        prompt = prompt_token_ids(
+            plan.seed, plan.run, index, request.prompt_tokens, plan.token_ids, request.blocks, request.block_tokens
+        )
         return completion_body(plan.model, prompt, request.output_tokens, request.precision)
 
     def next_closed_index(self) -> int:
@@ -71,7 +73,7 @@ class Sender:
         self.sent += 1
         try:
             with gevent.Timeout(self.plan.request_timeout_s):
-                request = request_bytes(self._host, PATH, body, self._key)
+                request = request_bytes(self._host, PATH, body, self._key, self._request(index).session)
                 stream(self._address, request, answer, self.now_s, self._count)
             if answer.status != 200:
                 error = f"HTTP {answer.status}: {answer.error_text()}"

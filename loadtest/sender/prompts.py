@@ -1,30 +1,45 @@
-"""Prompts as token ids: seeded, of exact length, no two of a load test with a common prefix. Pure.
+"""Prompts as token ids: seeded, of exact length, with common prefixes where the trace has them and nowhere else. Pure.
 
-Token ids and not text, so that the prompt has exactly the trace's length whatever the tokenizer. Prefix sharing would
+Token ids and not text, so that the prompt has exactly the trace's length whatever the tokenizer. Any other prefix sharing would
 let the prefix cache skip work that the trace's requests had to do, and the second run of the same arrivals would find
 the first run's prompts in the cache, hence ``run`` is part of the prompt.
 """
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
 TOKEN_IDS = (10, 250)  # drawn from this half-open range: past the usual special tokens, inside every vocabulary
 
 
-def prompt_token_ids(seed: int, run: int, index: int, length: int, token_ids: tuple[int, int] = TOKEN_IDS) -> list[int]:
-    """The prompt of request ``index`` of run ``run``. Distinct (run, index) differ within their first six tokens."""
+def prompt_token_ids(
+    seed: int,
+    run: int,
+    index: int,
+    length: int,
+    token_ids: tuple[int, int] = TOKEN_IDS,
+    blocks: Sequence[int] = (),
+    block_tokens: int = 0,
+) -> list[int]:
+    """The prompt of request ``index`` of run ``run``.
+
+    It begins with the whole ``blocks`` that fit; behind them distinct (run, index) differ within six tokens.
+    """
     low, high = token_ids
     base = high - low
     if base < 32:
         raise ValueError(f"expected a range of at least 32 token ids, got {low}..{high}")
+    shared: list[int] = []
+    for block in blocks[: length // block_tokens] if block_tokens else ():
+        shared += np.random.default_rng([0xB10C, seed, run, block]).integers(low, high, block_tokens).tolist()
     number = [low + index // base**place % base for place in range(4)] + [
         low + run // base**place % base for place in (0, 1)
     ]
     tail: list[int] = (
         np.random.default_rng([0x9307, seed, run, index]).integers(low, high, max(length - len(number), 0)).tolist()
     )
-    return (number + tail)[:length]
+    return (shared + number + tail)[:length]
 
 
 def completion_body(model: str, prompt: list[int] | str, output_tokens: int, precision: str | None = None) -> bytes:

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import steps
-from workload.azure import Arrival, TraceError, read_trace
+from workload.traces import Arrival, TraceError, read_trace
 
 LENGTHS = [Arrival(float(number), 10 + number, 1 + number) for number in range(200)]
 

@@ -20,6 +20,7 @@ import pytest
 
 from loadtest import REPO_ROOT
 from loadtest.errors import DispatchError, InputError, LoadtestError, ServiceError
+from loadtest.report.run_summary import cached_prompt_share
 from loadtest.runner import planned
 from loadtest.sender.background import BackgroundLoad
 from loadtest.sender.dispatch import run_plan
@@ -29,8 +30,8 @@ from loadtest.sender.sse import lines_of, parse_stream
 from loadtest.service.admin import ServiceClient
 from loadtest.service.process import Started, started_service
 from loadtest.service.target import addresses, target_url
-from workload.azure import Arrival
 from workload.records import RequestRecord
+from workload.traces import Arrival
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +115,17 @@ def test_every_chunk_has_its_own_time(service, tmp_path):
     assert record.precision_tokens.prompt.fp16 == 8
     assert record.precision_tokens.completion.fp16 == tokens
     assert record.model == "fake-model"
+
+
+def test_the_turns_of_a_conversation_tell_its_name(service, tmp_path):
+    turns = [
+        {"at_s": 0.4 * turn, "prompt_tokens": 8, "output_tokens": 2, "session": session}
+        for turn, session in enumerate(("conversation-1", None, "conversation-1", None))
+    ]
+    records, _ = send(make_plan(service, tmp_path, [0.0], requests=turns))
+    assert [record.precision_tokens.prompt.cached.fp16 for record in records] == [0, 0, 8, 0]
+    assert cached_prompt_share(records) == 0.25
+    assert cached_prompt_share([]) is None
 
 
 def test_failed_requests_are_recorded_and_not_repeated(service, tmp_path):

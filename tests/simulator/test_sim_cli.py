@@ -15,8 +15,8 @@ from simulator.engine.cost_table import StepTimeModel, read_table
 from simulator.errors import SimulationError
 from simulator.fit import fit, observations
 from workload import resample
-from workload.azure import TraceError
 from workload.synthetic import synthetic_trace
+from workload.traces import TraceError
 
 pytestmark = pytest.mark.slow
 

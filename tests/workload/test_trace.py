@@ -1,5 +1,7 @@
 """Traces: reading, the synthetic one, and shaping. Run: python -m pytest tests/workload/test_trace.py"""
 
+import json
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -7,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.runner import planned
 from loadtest.sender.prompts import prompt_token_ids
-from workload.azure import Arrival, TraceError, parse_trace, read_trace
 from workload.shape import (
     Lengths,
     cut_window,
@@ -19,6 +21,7 @@ from workload.shape import (
     select_at_rate,
 )
 from workload.synthetic import synthetic_trace
+from workload.traces import Arrival, TraceError, parse_trace, read_trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 FIRST = "2023-11-16 18:15:46.6805900,374,44"
@@ -185,6 +188,58 @@ def test_impossible_rates_are_refused():
         select_at_rate(even(10), None, 10.0, rate_rps=100.0, seed=0)
     with pytest.raises(TraceError, match="less than one request"):
         select_at_rate(even(10), 0.0, 10.0, rate_rps=0.01, seed=0)
+
+
+TURNS = [
+    {"timestamp": 4000, "input_length": 1200, "output_length": 50, "hash_ids": [0, 7, 9]},
+    {"timestamp": 9000, "input_length": 1700, "output_length": 60, "hash_ids": [0, 7, 11, 12]},
+    {"timestamp": 5500, "input_length": 400, "output_length": 10, "hash_ids": [0]},
+]
+
+
+def test_a_mooncake_trace_says_which_prompts_begin_alike(tmp_path):
+    (tmp_path / "t.jsonl").write_text("\n".join([json.dumps(each) for each in TURNS] + [""]))
+    arrivals = read_trace(tmp_path / "t.jsonl")
+    assert [(each.at_s, each.prompt_tokens, each.blocks) for each in arrivals] == [
+        (0.0, 1200, (0, 7, 9)),
+        (1.5, 400, (0,)),
+        (5.0, 1700, (0, 7, 11, 12)),
+    ]
+    fitted, _ = fit_lengths(arrivals, Lengths(4096, 0.25, 400))
+    assert [(each.prompt_tokens, each.block_tokens) for each in fitted] == [(300, 128), (100, 128), (400, 128)]
+    first, alone, later = select_at_rate(fitted, 0.0, 6.0, 0.5, seed=0).arrivals
+    requests = planned((first, alone, later), 0.0, seed=0, session_share=1.0)
+    assert [each.session for each in requests] == ["conversation-7", None, "conversation-7"]
+    assert {each.session for each in planned((first, alone, later), 0.0, seed=0)} == {None}
+
+    def prompt(run, index):
+        each = requests[index]
+        return prompt_token_ids(0, run, index, each.prompt_tokens, blocks=each.blocks, block_tokens=each.block_tokens)
+
+    assert [len(prompt(0, index)) for index in range(3)] == [300, 100, 400]
+    assert prompt(0, 0)[:256] == prompt(0, 2)[:256], "two blocks of 128 tokens"
+    assert prompt(0, 0)[256:262] != prompt(0, 2)[256:262]
+    assert prompt(0, 1) != prompt(0, 0)[:100], "no whole block"
+    assert prompt(0, 0)[:128] != prompt(1, 0)[:128], "another run finds nothing in the cache"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "t.jsonl:1: expected a JSON object with timestamp, input_length, output_length, hash_ids"),
+        ("[1]", "expected a JSON object"),
+        ("{}", "expected a JSON object"),
+        (json.dumps({**TURNS[0], "hash_ids": "0"}), "hash_ids: expected a list of whole numbers"),
+        (json.dumps({**TURNS[0], "hash_ids": [-1]}), "hash_ids: expected a list of whole numbers"),
+        (json.dumps({**TURNS[0], "input_length": -5}), "input_length: expected 0 or more"),
+        (json.dumps({**TURNS[0], "timestamp": "soon"}), "timestamp: expected a whole number, got 'soon'"),
+        ("", "expected at least one request, got an empty file"),
+    ],
+)
+def test_a_broken_mooncake_trace_is_refused_with_the_line(tmp_path, line, said):
+    (tmp_path / "t.jsonl").write_text(line)
+    with pytest.raises(TraceError, match=re.escape(said)):
+        read_trace(tmp_path / "t.jsonl")
 
 
 def test_prompts_have_exact_lengths_and_share_no_prefix():

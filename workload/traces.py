@@ -1,11 +1,14 @@
-"""Azure LLM inference trace (CSV) -> arrivals. Pure but for opening the file; standard library only.
+"""Traces of requests -> arrivals. Pure but for opening the file; standard library only.
 
-The load test, the simulator and whoever warms up a forecast read traces through this file.
-
-The format is that of the Azure public data set (AzureLLMInferenceTrace_*.csv): a header and one request per line,
+A CSV file is of the form of the Azure public data set (AzureLLMInferenceTrace_*.csv): a header and one request per line,
 
     TIMESTAMP,ContextTokens,GeneratedTokens
     2023-11-16 18:17:03.9799600,4808,10
+
+A .jsonl file is of the form of Mooncake's traces (FAST'25), which tell what prompts share: milliseconds, tokens, and ids of the
+blocks of 512 tokens of a prompt; prompts that begin with the same ids begin with the same tokens.
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [0, 46, 47, 2353]}
 
 Reading is strict: the first broken line ends it, naming the file and the line. The one repair: lines that step back by
 at most ``BACKWARDS_TOLERANCE_S`` are sorted, because front ends log slightly out of order. A gap is a quiet time and
@@ -13,8 +16,9 @@ stays as it is.
 """
 
 import csv
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     import _csv
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MOONCAKE_KEYS, MOONCAKE_BLOCK_TOKENS = ("timestamp", "input_length", "output_length", "hash_ids"), 512
 MOST_TOKENS = (
     10_000_000  # more than any context; beyond it is a damaged file, and no number that a load can be computed with
 )
@@ -35,18 +40,25 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a trace."""
+    """One request of a trace.
 
-    at_s: float  # seconds after the start of the trace
+    Attributes:
+        at_s: after the start of the trace.
+        blocks: ids of the parts of ``block_tokens`` of its prompt, from the beginning on; (): nothing is shared.
+    """
+
+    at_s: float
     prompt_tokens: int
     output_tokens: int
+    blocks: tuple[int, ...] = ()
+    block_tokens: int = 0
 
 
 def read_trace(path: Path) -> tuple[Arrival, ...]:
     """Read a trace file; arrivals come back sorted, the first at 0 s."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return parse_trace(file, str(path))
+            return (parse_mooncake if path.suffix == ".jsonl" else parse_trace)(file, str(path))
     except OSError as error:
         raise TraceError(f"{path}: cannot read the trace ({error.strerror}); give a CSV file to --trace") from error
     except UnicodeDecodeError as error:
@@ -60,6 +72,29 @@ def parse_trace(lines: Iterable[str], name: str) -> tuple[Arrival, ...]:
         return _parse_rows(rows, name)
     except csv.Error as error:
         raise TraceError(f"{name}:{rows.line_num}: not CSV: {error}") from error
+
+
+def parse_mooncake(lines: Iterable[str], name: str) -> tuple[Arrival, ...]:
+    """Parse the lines of a Mooncake trace; ``name`` is only used in error messages."""
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{name}:{number}"
+        try:
+            at_ms, prompt, output, blocks = (json.loads(line)[key] for key in MOONCAKE_KEYS)
+        except (ValueError, TypeError, KeyError) as error:
+            raise TraceError(f"{where}: expected a JSON object with {', '.join(MOONCAKE_KEYS)}") from error
+        at_s = _count(str(at_ms), "timestamp", where) / 1e3
+        prompt, output = _count(str(prompt), "input_length", where), _count(str(output), "output_length", where)
+        if not isinstance(blocks, list) or not all(isinstance(each, int) and each >= 0 for each in blocks):
+            raise TraceError(f"{where}: hash_ids: expected a list of whole numbers from 0 on")
+        found.append(Arrival(at_s, prompt, output, tuple(blocks), MOONCAKE_BLOCK_TOKENS))
+    if not found:
+        raise TraceError(f"{name}: expected at least one request, got an empty file")
+    start_s = min(arrival.at_s for arrival in found)
+    moved = (replace(arrival, at_s=arrival.at_s - start_s) for arrival in found)
+    return tuple(sorted(moved, key=lambda arrival: arrival.at_s))
 
 
 def _parse_rows(rows: "_csv.Reader", name: str) -> tuple[Arrival, ...]:
