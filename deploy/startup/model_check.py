@@ -43,6 +43,10 @@ def check_model(config: DeployConfig) -> None:
             near = difflib.get_close_matches(name, names, 1)
             raise ConfigError(f"engine.extra: vLLM has no argument {name!r}{f', but {near[0]!r}' if near else ''}")
     check_parsers(config.engine.extra)
+    drafts = config.engine.extra.get("speculative_config")
+    drafter = drafts.get("model") if isinstance(drafts, dict) else None
+    if isinstance(drafter, str) and not Path(drafter).is_dir():
+        raise ConfigError(f"engine.extra.speculative_config.model: expected a checkpoint's folder, got {drafter!r}")
     read_config(config.model.folder)
     try:
         check_adapters(config, *parsed(engine_kwargs(config, resolve(config.engine.accelerator))))
@@ -76,10 +80,6 @@ def check_engine(config: DeployConfig) -> None:
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    drafts = config.engine.extra.get("speculative_config")
-    drafter = drafts.get("model") if isinstance(drafts, dict) else None
-    if isinstance(drafter, str) and not Path(drafter).is_dir():
-        raise ConfigError(f"engine.extra.speculative_config.model: expected a checkpoint's folder, got {drafter!r}")
     try:
         AsyncEngineArgs(**{**engine_arguments(config), **ONE_RANK}).create_engine_config()
     except ValueError as error:

@@ -80,11 +80,12 @@ def test_adapters_of_the_service_are_looked_at(tmp_path):
         assert said in refused(configured(tmp_path, extra={**given, **extra}))
 
 
-@pytest.mark.parametrize(("model", "taken"), [("models/fairytales-8m", SHIPPED), ("maker/drafter", "maker/drafter")])
-def test_a_drafter_is_a_folder_of_the_repository_or_a_name(tmp_path, model, taken):
-    drafts = {"method": "eagle", "model": model, "num_speculative_tokens": 2}
+def test_a_drafter_is_a_folder_of_the_repository(tmp_path):
+    drafts = {"method": "eagle", "model": "models/fairytales-8m", "num_speculative_tokens": 2}
     config = configured(tmp_path, extra={"speculative_config": drafts})
-    assert config.engine.extra["speculative_config"] == {**drafts, "model": str(taken)}
+    assert config.engine.extra["speculative_config"] == {**drafts, "model": str(SHIPPED)}
+    wrong = configured(tmp_path, extra={"speculative_config": {**drafts, "model": "maker/drafter"}})
+    assert f"speculative_config.model: expected a checkpoint's folder, got '{ROOT}/maker/drafter'" in refused(wrong)
 
 
 def test_a_parser_of_tool_calls_is_used_without_another_word():
