@@ -145,10 +145,11 @@ class Generate:
         rank = _rank(request, headers, holder, context.pinned)
         if self._queueing.by_priority:
             context.priority = rank.engine
-        deadline_s = queue_deadline_s(request, headers, self._queueing.deadline_s)
-        left_s = None if deadline_s is None else max(0.0, deadline_s - (self._meter.clock() - context.arrived_s))
+        if (deadline_s := queue_deadline_s(request, headers, self._queueing.deadline_s)) is not None:
+            context.reach_by_s = context.arrived_s + deadline_s
+            context.late = partial(self._late, context, rank.priority)
         try:
-            place = self._admission.enter(asked, rank.priority, left_s)
+            place = self._admission.enter(asked, rank.priority, context.left_s)
         except NoRoom as no_room:
             raise self._full(no_room, context) from None
         beams = getattr(request, "use_beam_search", False)
@@ -156,9 +157,6 @@ class Generate:
             entered.callback(lambda: place.leave(context.answer_tokens, answered=context.accepted))
             context.place = None if beams else place  # beams are requests of one token each: the estimate stands
             context.refusal = lambda no_room: self._full(no_room, context)
-            if deadline_s is not None:
-                context.reach_by_s = context.arrived_s + deadline_s
-                context.late = partial(self._late, context, rank.priority)
             context.plain = route.is_plain(request)
             if holder is not None:
                 try:
@@ -176,7 +174,6 @@ class Generate:
         Raises:
             Refused: it cannot, or another one had better.
         """
-        standing = self._standing
         if context.pinned and self._inexact is not None:
             raise Refused(
                 503,
@@ -186,9 +183,9 @@ class Generate:
             )
         if self._client.errored:
             raise self._dead(context, "this replica's engine has died; it is being replaced")
-        if (fault := standing.fault) is not None:
+        if (fault := self._standing.fault) is not None:
             raise self._dead(context, f"this replica cannot take requests: {fault}")
-        if standing.engine_is_late and self._goes_elsewhere(context):
+        if self._standing.engine_is_late and self._goes_elsewhere(context):
             raise Refused(ELSEWHERE_STATUS, "this replica's engine does not answer now")
 
     def _decided(self, asked: AskedPrecision) -> str:

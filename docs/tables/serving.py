@@ -90,7 +90,7 @@ def services(*lines: str) -> str:
         measured.setdefault(name, _measured(name))
         return _by_rate(groups(measured[name]))
 
-    rows, last = [], None
+    rows, chosen, last = [], [], None
     for name, rate, run in (each for line in lines for each in _chosen(line, runs_of)):
         cells = groups(measured[name])[rate, run]
         low, high = results.interval(cells)
@@ -102,13 +102,21 @@ def services(*lines: str) -> str:
             _exact(cells),
             _mean_of(cell.fp16_token_share for cell in cells),
             *_latency(cells),
-            str(sum(sum(cell.errors.values()) for cell in cells)),
         ]
         rows.append(row)
+        chosen.append(cells)
         last = name, rate
-    headings = ["load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %", *LATENCIES, "failed"]
-    if all(row[-1] == "0" for row in rows):
-        headings, rows = headings[:-1], [row[:-1] for row in rows]
+    headings = ["load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %", *LATENCIES]
+    failed = [sum(sum(cell.errors.values()) for cell in cells) for cells in chosen]
+    worst = [
+        [cell.slo_attainment_worst_10s for cell in cells if cell.slo_attainment_worst_10s is not None]
+        for cells in chosen
+    ]
+    if any(failed):
+        headings, rows = [*headings, "failed"], [[*row, str(count)] for row, count in zip(rows, failed, strict=True)]
+    if all(worst):
+        headings = [*headings, "in the SLO in the worst 10 s, %"]
+        rows = [[*row, _percent(min(each))] for row, each in zip(rows, worst, strict=True)]
     facts = {name: [_cards(found.machine), *_load_facts(name, found.runs)] for name, found in measured.items()}
     return under(_conditions("run", facts), markdown(headings, rows))
 

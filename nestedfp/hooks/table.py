@@ -249,6 +249,8 @@ HOOKS = (
         vllm.v1.outputs:AsyncModelRunnerOutput.get_output(self)
         vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator.propose(self, input_batch)
         vllm.v1.worker.gpu.model_runner:GPUModelRunner#speculator
+        vllm.v1.worker.gpu.model_runner:GPUModelRunner#decode_query_len
+        vllm.v1.worker.gpu.model_runner:GPUModelRunner#step_timing
         vllm.v1.core.kv_cache_utils|vllm.v1.core.kv_cache_planning:check_enough_kv_cache_memory(vllm_config,
             kv_cache_spec, available_memory)
         """,
