@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="start each system and replay the load; then sum up")
-    run.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV")
+    run.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV, or Mooncake trace, .jsonl")
     run.add_argument("--runs", help="names, comma-separated (default: all of the configuration)")
     run.add_argument("--rates", help="of the configuration's, comma-separated, in this order")
     run.add_argument("--seeds", help="of the configuration's, comma-separated")

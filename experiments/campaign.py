@@ -47,6 +47,7 @@ def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: in
         "settle-limit": load.settle_limit_s,
         "policies": (run.directive or "adaptive") if run.system == "nestedfp" else f"plain-{run.name}",
         "exact-share": run.exact_share or None,
+        "session-share": run.session_share if run.session_share < 1 else None,
     }
     given = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
     return [sys.executable, "-m", "loadtest", *itertools.chain.from_iterable(given)]
@@ -78,8 +79,8 @@ class Campaign:
         """
         whole = True
         load = self.experiment.load
-        chosen = sorted((run for run in self.experiment.runs if run.name in wanted), key=_start)
-        for (system, budget_tokens), group in itertools.groupby(chosen, _start):
+        chosen = sorted((run for run in self.experiment.runs if run.name in wanted), key=self.start_of)
+        for (system, budget_tokens, _), group in itertools.groupby(chosen, self.start_of):
             experiment = self.experiment
             if budget_tokens:
                 engine = experiment.engine.model_copy(update={"max_num_batched_tokens": budget_tokens})
@@ -108,6 +109,11 @@ class Campaign:
                 self.say(f"error: {system}: {error}")
                 whole = False
         return whole
+
+    def start_of(self, run: Run) -> tuple[str, int, str]:
+        """The system that a run needs, its own budget of a step (0: the experiment's), and whose engines it needs."""
+        own = run.name if self.experiment.engine.enable_prefix_caching else ""
+        return run.system, run.max_num_batched_tokens or 0, own
 
     def folder_of(self, seed: int, rate_rps: float, run: Run) -> Path:
         """Return the folder of one load test."""
@@ -152,11 +158,6 @@ class Campaign:
         what = last.strip() or f"no result, status {status}; {log} says why"
         self.say(f"{run.name} at {rate_rps:g} requests/s, seed {seed}: {what}")
         return status == 0
-
-
-def _start(run: Run) -> tuple[str, int]:
-    """The system that a run needs, and its own budget of a step; 0: the experiment's."""
-    return run.system, run.max_num_batched_tokens or 0
 
 
 def _kill(

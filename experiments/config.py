@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from benchmarks.engine.engine_shapes import SHAPES
+from benchmarks.engine.engine_shapes import NAMES
 from controller.config import ControllerConfig, explain
 from deploy.config import EngineSection
 from nestedfp.vllm_plugin.options import PluginOptions
@@ -31,6 +31,8 @@ class EngineConfig(FrozenModel):
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     kv_cache_bytes: int | None = None  # on a CPU
+    # Each run has then engines of its own: another run of the same load would find its prompts in the cache.
+    enable_prefix_caching: bool = False
     plugin: dict[str, Any] = Field(
         default_factory=dict
     )  # options of nested weights, as in the service's engine section
@@ -59,7 +61,7 @@ class TraceWindow(FrozenModel):
 
 
 class LoadConfig(TraceWindow):
-    """Arrivals: a window of an Azure trace at several mean rates, each with every seed."""
+    """Arrivals: a window of a trace at several mean rates, each with every seed."""
 
     rates_rps: tuple[Positive, ...] = Field(min_length=1)
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1)
@@ -91,6 +93,7 @@ class Run(FrozenModel):
     kill: Kill | None = None
     max_num_batched_tokens: Annotated[int, Field(ge=16)] | None = None  # of a peer: its own budget of a step
     exact_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of nestedfp: requests that ask for an exact answer
+    session_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of a .jsonl trace's conversations that tell their name
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -140,8 +143,8 @@ class Experiment(FrozenModel):
     def _one_model(self) -> Self:
         if (self.shape is None) == (self.model is None):
             raise ValueError("give either shape or model")
-        if self.shape is not None and self.shape not in SHAPES:
-            raise ValueError(f"shape: expected one of {', '.join(SHAPES)}, got {self.shape}")
+        if self.shape is not None and self.shape not in NAMES:
+            raise ValueError(f"shape: expected one of {', '.join(NAMES)}, got {self.shape}")
         return self
 
 

@@ -59,9 +59,13 @@ def arrivals(experiment: Experiment, trace: Path, rate_rps: float, seed: int) ->
 
     Raises:
         TraceError: the trace cannot be read.
-        ExperimentError: it does not hold the experiment's load.
+        ExperimentError: prompts share prefixes, or it does not hold the experiment's load.
     """
     load = experiment.load
+    if experiment.engine.enable_prefix_caching:
+        raise ExperimentError(
+            f"{experiment.name}: the simulator has no prefix cache; measure it: python -m experiments run"
+        )
     lengths = Lengths(experiment.engine.max_model_len, load.length_scale, load.max_prompt_tokens, None)
     fitted, _ = fit_lengths(read_trace(trace), lengths)
     try:
@@ -114,7 +118,7 @@ def derived_table(measured: EngineTable, experiment: Experiment) -> EngineTable:
     ranks = experiment.engine.tensor_parallel_size
     if ranks == 1 and experiment.shape in (None, measured.model):
         return measured
-    if measured.model not in SHAPES or experiment.shape is None:
+    if measured.model not in SHAPES or experiment.shape not in SHAPES:
         raise ExperimentError(
             f"{experiment.name} runs {experiment.shape or experiment.model} on {ranks} ranks and the table is of {measured.model} "
             f"on one; expected both to be one of {', '.join(SHAPES)}, or a table of the experiment's own engine"

@@ -44,6 +44,7 @@ class Cell(FrozenModel):
     exact_answer_share: float | None = None  # None: of plain vLLM, and of summaries from before it was told
     exact_answer_share_of_pinned: float | None = None  # None: nothing was pinned
     fp16_token_share: float | None
+    cached_prompt_share: float | None = None  # of the prompts' tokens, read from the prefix cache; None: not disclosed
     switches: int | None
     k_changes_per_minute: float | None = (
         None  # of the number of exact replicas; None: not reported, or no service of ours
@@ -129,6 +130,7 @@ def _cell(
         exact_answer_share=exact_answer_share(records),
         exact_answer_share_of_pinned=exact_answer_share(records, "exact"),
         fp16_token_share={"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
+        cached_prompt_share=summary.cached_prompt_share,
         switches=summary.switches,
         k_changes_per_minute=summary.k_changes_per_minute,
         fp8_reasons=summary.fp8_reasons,

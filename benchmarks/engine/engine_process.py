@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results_csv
-from benchmarks.engine.engine_shapes import SHAPES, config_of
+from benchmarks.engine.engine_shapes import NAMES, config_of
 from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
 
 SYSTEMS: dict[str, dict[str, Any]] = {
@@ -164,7 +164,7 @@ def parser_of(module: str, about: str | None, models: str, result: Path) -> argp
         result: the default file.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
-    parser.add_argument("--models", default=models, help="comma-separated, of " + ", ".join(SHAPES))
+    parser.add_argument("--models", default=models, help="comma-separated, of " + ", ".join(NAMES))
     parser.add_argument("--out", type=Path, default=result)
     parser.add_argument("--engine", type=json.loads, default={}, help="more arguments of vllm.LLM, as JSON")
     parser.add_argument("--spec", help=argparse.SUPPRESS)

@@ -14,12 +14,45 @@ SHAPES = {
     "mistral-24b": (5120, 32768, 40, 32, 8, 128, 131072),  # the language model of Mistral Small 3.1 24B
     "llama-70b": (8192, 28672, 80, 64, 8, 128, 128256),  # Llama 3.1 70B
 }
+MIXTURES: dict[str, dict[str, Any]] = {  # of experts; what their configurations have of their own
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "rope_theta": 1000000.0,
+    },
+}
+NAMES = (*SHAPES, *MIXTURES)
+COMMON: dict[str, Any] = {
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "dtype": "float16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def config_of(model: str) -> dict[str, Any]:
     """Return the Hugging Face configuration of a published shape."""
+    if model in MIXTURES:
+        return {**COMMON, **MIXTURES[model]}
     hidden, intermediate, layers, heads, kv_heads, head, vocabulary = SHAPES[model]
     return {
+        **COMMON,
         **LLAMA,
         "hidden_size": hidden,
         "intermediate_size": intermediate,
@@ -28,12 +61,7 @@ def config_of(model: str) -> dict[str, Any]:
         "num_key_value_heads": kv_heads,
         "head_dim": head,
         "vocab_size": vocabulary,
-        "max_position_embeddings": 8192,
         "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-        "dtype": "float16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
     }
 
 

@@ -39,6 +39,7 @@ class EngineArguments:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     kv_cache_bytes: int | None = None
+    enable_prefix_caching: bool = False
     enforce_eager: bool = True
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
@@ -57,7 +58,7 @@ class EngineArguments:
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "enforce_eager": self.enforce_eager,
-            "enable_prefix_caching": False,
+            "enable_prefix_caching": self.enable_prefix_caching,
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "tensor_parallel_size": self.tensor_parallel_size,
             **self.extra,
@@ -104,7 +105,7 @@ def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, A
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "enforce_eager": engine.enforce_eager,
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": engine.enable_prefix_caching,
         "tensor_parallel_size": engine.tensor_parallel_size,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "extra": extra,

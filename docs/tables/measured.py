@@ -102,6 +102,23 @@ def engine(name: str, *shown: str) -> str:
     return _with_conditions(name, markdown(headings, rows))
 
 
+def engine_options(name: str, *shown: str) -> str:
+    """Return tokens per second of engines with options, of each line ``INPUT OUTPUT: OPTION; OPTION``, and of vLLM where it ran."""
+    found: dict[tuple[str, ...], dict[tuple[str, int], dict[str, float]]] = {}
+    for row in _rows(name):
+        by_load = found.setdefault((row["input_tokens"], row["output_tokens"], row["option"]), {})
+        by_load.setdefault((row["model"], int(row["batch"])), {})[row["system"]] = float(row["tokens_per_s"])
+    columns = {"vllm_fp16": "vLLM FP16", "nestedfp_fp16": "FP16 mode", "nestedfp_fp8": "FP8 mode"}
+    rows: list[list[str]] = []
+    for line in shown:
+        lengths, _, options = line.partition(":")
+        for option in map(str.strip, options.split(";")):
+            for (model, batch), speeds in found[*lengths.split(), option].items():
+                columns = {system: heading for system, heading in columns.items() if system in speeds}
+                rows.append([f"{MODELS[model]}, {option}", str(batch), *(_number(speeds[each]) for each in columns)])
+    return _with_conditions(name, markdown(["tokens/s", "batch", *columns.values()], rows))
+
+
 def switches(name: str, *batches: str) -> str:
     """Return how long the first step after a switch takes, and the median of the later ones."""
     found: dict[tuple[str, int], dict[int, float]] = {}
@@ -247,6 +264,7 @@ TABLES = {
     "http": http,
     "http_cpu": http_cpu,
     "portable": portable,
+    "engine_options": engine_options,
     "experts": experts,
     "directives": directives,
 }

@@ -38,7 +38,12 @@ KNOWN_EXACT = {"vllm_fp16": 1.0, "vllm_fp8": 0.0}  # vLLM's own answers disclose
 # The README shows these loads, each where all of its systems were measured.
 README_LOADS = (("24b-rows-h200", 19.0),)
 README_SYSTEMS = (PLAIN_FP16_384, PLAIN_FP8, DEFAULT)
-SHAPES = {"mistral-24b": "Mistral Small 24B", "llama-8b": "Llama 3.1 8B", "llama-70b": "Llama 70B"}
+SHAPES = {
+    "mistral-24b": "Mistral Small 24B",
+    "llama-8b": "Llama 3.1 8B",
+    "llama-70b": "Llama 70B",
+    "qwen3-30b-a3b": "Qwen3 30B-A3B",
+}
 OTHER_CARD = "-h200"  # results of another card, by the same configuration; what follows tells machines apart
 LATENCIES = ("TTFT p50/p90, ms", "TPOT p50/p90, ms")
 

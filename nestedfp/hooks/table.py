@@ -248,6 +248,7 @@ HOOKS = (
         *vllm.v1.worker.worker_base:WorkerBase.compile_or_warm_up_model(self)
         vllm.v1.outputs:AsyncModelRunnerOutput.get_output(self)
         vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator.propose(self, input_batch)
+        vllm.v1.worker.gpu.input_batch:InputBatch.make_dummy(num_reqs, num_tokens)
         vllm.v1.worker.gpu.model_runner:GPUModelRunner#speculator
         vllm.v1.worker.gpu.model_runner:GPUModelRunner#decode_query_len
         vllm.v1.worker.gpu.model_runner:GPUModelRunner#step_timing

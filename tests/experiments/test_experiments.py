@@ -14,7 +14,7 @@ from experiment_settings import written
 from benchmarks.http import http_systems
 from deploy.environment import free_ports
 from experiments import __main__ as command
-from experiments import campaign, config, results, systems
+from experiments import campaign, config, predict, results, systems
 from experiments.config import ExperimentError
 from loadtest.cli import parse_config
 from simulator.fit.observations import STEP_COLUMNS, read_csv
@@ -73,6 +73,25 @@ def test_the_load_test_understands_what_it_is_asked(tmp_path):
         assert asked.policies == (policy,)
         assert (asked.rate_rps, asked.seed, asked.duration_s) == (4, 1, 10)
         assert not asked.needs_calibration
+
+
+def test_runs_with_a_prefix_cache_have_engines_of_their_own_and_no_prediction(tmp_path):
+    runs = [
+        {"name": name, "policy": {"name": "deadlines"}, "session_share": share} for name, share in (("a", 1), ("b", 0))
+    ]
+    experiment = config.load(written(tmp_path, engine={"enable_prefix_caching": True}, runs=runs))
+    arguments = systems.engine_of(experiment, "nestedfp")
+    assert arguments.arguments()["enable_prefix_caching"]
+    assert http_systems.deployment(arguments, 8000, 1)["engine"]["enable_prefix_caching"]
+    words = [
+        campaign.loadtest_command(experiment, run, 4, 1, Path("t.jsonl"), "http://127.0.0.1:1")
+        for run in experiment.runs
+    ]
+    assert [parse_config(each[3:]).session_share for each in words] == [1, 0]
+    running = campaign.Campaign(experiment, Path("t.jsonl"), tmp_path, print)
+    assert len({running.start_of(run) for run in experiment.runs}) == 2
+    with pytest.raises(ExperimentError, match="no prefix cache; measure it"):
+        predict.arrivals(experiment, Path("t.jsonl"), 4, 1)
 
 
 def test_rates_are_chosen_in_the_order_of_the_option_and_unknown_ones_refused():

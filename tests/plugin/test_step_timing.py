@@ -1,12 +1,16 @@
-"""Which steps an engine times when it starts."""
+"""What steps an engine times when it starts."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # third-party imports, not ours
-    from nestedfp.vllm_plugin.ranks.timing.step_timing import sizes
+    from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+
+    from nestedfp.vllm_plugin.ranks.timing.step_timing import different_tokens, sizes
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,15 @@ def test_sizes_are_of_whole_requests_where_each_has_rows_for_its_drafts() -> Non
     assert sizes(200, 4) == [4, 8, 16, 32, 64, 128, 192, 200]
     assert sizes(512, 3) == [3, 6, 15, 30, 63, 126, 192, 255, 384, 510]
     assert sizes(2, 4) == [4]
+
+
+def test_timed_steps_compute_different_tokens_and_none_is_padding_that_experts_leave_out() -> None:
+    buffers = InputBuffers(8, 64, torch.device("cpu"))
+    with different_tokens(SimpleNamespace(vocab_size=1000, max_num_tokens=64, device="cpu")):
+        batch = InputBatch.make_dummy(4, 48, buffers)
+        assert len(batch.input_ids.unique()) > 40
+        assert not batch.is_padding.any()
+        assert batch.input_ids.data_ptr() == buffers.input_ids.data_ptr()  # what a CUDA graph reads
+    after = InputBatch.make_dummy(4, 48, buffers)
+    assert not after.input_ids.any()
+    assert after.is_padding.all()

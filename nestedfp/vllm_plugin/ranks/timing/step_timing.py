@@ -8,13 +8,15 @@ they have no attention, so FP8 looks a little better than in a real step. That t
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from vllm.logger import init_logger
+from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
@@ -55,15 +57,35 @@ def measure_gpu(runner: Any, runs_mixed: bool) -> StepCosts:
     set_modes = {mode: partial(ops.set_mode, mode) for mode in Mode}
     before = ops.get_mode()
     try:
-        for tokens in sizes(min(LARGEST_TOKENS, runner.max_num_tokens), runner.decode_query_len):
-            order = [mode for _ in range(7 if tokens <= 512 else 3) for mode in Mode]
-            steps = _time_gpu(runner, tokens, [set_modes[mode] for mode in order])
-            for mode, ms in list(zip(order, steps, strict=True))[len(Mode) :]:  # the first of each is a warm-up
-                times[tokens, mode].append(ms)
-        mixed = _mixed_gpu(runner) if runs_mixed else None
+        with different_tokens(runner):
+            for tokens in sizes(min(LARGEST_TOKENS, runner.max_num_tokens), runner.decode_query_len):
+                order = [mode for _ in range(7 if tokens <= 512 else 3) for mode in Mode]
+                steps = _time_gpu(runner, tokens, [set_modes[mode] for mode in order])
+                for mode, ms in list(zip(order, steps, strict=True))[len(Mode) :]:  # the first of each is a warm-up
+                    times[tokens, mode].append(ms)
+            mixed = _mixed_gpu(runner) if runs_mixed else None
     finally:
         ops.set_mode(before)
     return _logged(times, mixed, began_s)
+
+
+@contextmanager
+def different_tokens(runner: Any) -> Iterator[None]:
+    """Have dummy steps compute different tokens: experts leave vLLM's out as padding, and equal ones all choose the same few."""
+    ids = torch.randint(runner.vocab_size, (runner.max_num_tokens,), dtype=torch.int32, device=runner.device)
+    make_dummy = InputBatch.make_dummy
+
+    def different(num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> InputBatch:
+        batch = make_dummy(num_reqs, num_tokens, *args, **kwargs)
+        batch.input_ids.copy_(ids[:num_tokens])
+        batch.is_padding.fill_(False)
+        return batch
+
+    InputBatch.make_dummy = different
+    try:
+        yield
+    finally:
+        InputBatch.make_dummy = make_dummy
 
 
 def _time_gpu(runner: Any, tokens: int, set_rows: list[Callable[[], None]]) -> list[float]:
@@ -114,7 +136,7 @@ def measure_cpu(runner: Any, runs_mixed: bool) -> StepCosts:
             for mode in (*Mode, *Mode, *Mode):
                 ops.set_mode(mode)
                 start_s = time.perf_counter()
-                runner._dummy_run(tokens)
+                runner._dummy_run(tokens, randomize_inputs=True)  # see different_tokens
                 times[tokens, mode].append((time.perf_counter() - start_s) * 1e3)
             now_s = time.monotonic()
             if (now_s - began_s) + 2 * (now_s - size_began_s) > CPU_BUDGET_S:  # the next size takes up to twice as long
