@@ -212,8 +212,8 @@ PROMPTS = ["Once upon a time there was a king who", "The old woman said to the f
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("family", ["qwen3"], indirect=True)  # layer by layer both, and planes, are compared above
-def test_an_engine_serves_both_classes_of_a_mixture_and_pins_hold(family):
+@pytest.mark.parametrize(("family", "whole_experts"), [("qwen3", False), ("mixtral", True)], indirect=["family"])
+def test_two_ranks_serve_both_classes_of_a_mixture_and_pins_hold(family, whole_experts):
     plain, *_ = family
     runs = [
         {"mode": "fp16", "prompts": PROMPTS},
@@ -226,7 +226,8 @@ def test_an_engine_serves_both_classes_of_a_mixture_and_pins_hold(family):
     reference = run_json(
         "engine_scenario.py", {"engines": [{**common, "model": str(plain)}], "runs": runs[:1], "nested": False}
     )["engines"][0][0]
-    engines = [{**common, "model": str(plain), "quantization": "nestedfp"}]
+    ranks = {"tensor_parallel_size": 2, "enable_expert_parallel": whole_experts}
+    engines = [{**common, **ranks, "model": str(plain), "quantization": "nestedfp"}]
     ((exact, fast, pinned, alternating, again),) = run_json("engine_scenario.py", {"engines": engines, "runs": runs})[
         "engines"
     ]

@@ -4,6 +4,7 @@ All experts of a layer are judged together: their planes and lists of weights be
 FP16 and is vLLM's own. The router is no part of it and is always FP16.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,8 +93,7 @@ class NestedExpertsBase(FusedMoEMethodBase):
             if isinstance(nested, list) and not current_platform.is_cpu() and any(each.outliers for each in nested):
                 logger.warning("%s stays plain FP16: its weights beyond 1.75 have no kernel on a GPU", self.prefix)
             elif isinstance(nested, list):
-                for stack in STACKS:
-                    layer.register_parameter(f"{stack}_weight", None)
+                _drop_weights(layer)
                 self.keep_nested(layer, nested, [stack.shape for stack in stacks])
                 return
             elif nested.nonfinite:
@@ -226,11 +226,33 @@ class OnlineNestedExperts(NestedExpertsBase, OnlineMoEMethodBase):
     supports_eplb = False
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        if getattr(layer, "_already_called_process_weights_after_loading", False):
+        if getattr(layer, "_already_called_process_weights_after_loading", False):  # the second call: all are loaded
+            if layer.nestedfp_experts:
+                _drop_weights(layer)
             return
         self._zero_padding(layer)
         self.finish(layer)
         layer._already_called_process_weights_after_loading = True
+
+    def keep_nested(self, layer: RoutedExperts, nested: list[NestedWeight], shapes: list[torch.Size]) -> None:
+        super().keep_nested(layer, nested, shapes)
+        if layer.expert_map is not None:  # experts of other ranks may come yet
+            for stack in STACKS:
+                elsewhere = Parameter(torch.empty(0, dtype=torch.float16), requires_grad=False)
+                elsewhere.weight_loader = partial(_of_another_rank, layer)  # type: ignore[attr-defined]
+                layer.register_parameter(f"{stack}_weight", elsewhere)
+
+
+def _of_another_rank(layer: RoutedExperts, *, weight_name: str, expert_id: int, **_: Any) -> bool:
+    """Load nothing of an expert that this rank does not have; the arguments are those of vLLM's loader."""
+    if layer.expert_map[expert_id] >= 0:
+        raise ValueError(f"{weight_name}: the checkpoint has it twice; convert or export it anew")
+    return False
+
+
+def _drop_weights(layer: RoutedExperts) -> None:
+    for stack in STACKS:
+        layer.register_parameter(f"{stack}_weight", None)
 
 
 class StoredNestedExperts(NestedExpertsBase):
@@ -283,8 +305,7 @@ class StoredNestedExperts(NestedExpertsBase):
             stacks.append((upper, lower))
         if not scratch and self.why_plain is None:
             nested = [NestedWeight(*(plane.flatten(0, 1) for plane in planes), None, None, None) for planes in stacks]
-            for stack in STACKS:
-                layer.register_parameter(f"{stack}_weight", None)
+            _drop_weights(layer)
             self.keep_nested(layer, nested, [upper.shape for upper, _ in stacks])
         else:
             for stack, planes in zip(STACKS, stacks, strict=True):
