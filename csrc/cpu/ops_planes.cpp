@@ -1,5 +1,6 @@
-// The ops that make and rearrange planes: split, list_outliers, join, histogram, pack, unpack. They run once per layer,
+// The ops that make and rearrange planes: split, join, histogram, pack, unpack. They run once per layer,
 // while loading or offline.
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -9,8 +10,7 @@
 #include <vector>
 
 #include "checks.h"
-#include "cpu/kernels/half.h"
-#include "cpu/ops_cpu.h"
+#include "cpu/kernels/kernels.h"
 #include "format.h"
 
 namespace nestedfp {
@@ -94,8 +94,6 @@ Tensor empty_bytes(const Tensor& like, int64_t rows, int64_t cols) {
     return torch::stable::new_empty(like, {shape, 2}, ScalarType::Byte);
 }
 
-}  // namespace
-
 std::tuple<Tensor, Tensor, Tensor> split_cpu(Tensor weight) {
     const char* const op = "nestedfp::split";
     check_cpu(op, "weight", weight);
@@ -123,41 +121,6 @@ std::tuple<Tensor, Tensor, Tensor> split_cpu(Tensor weight) {
     totals[0] = outliers;
     totals[1] = nonfinite;
     return {upper, lower, counts};
-}
-
-std::tuple<Tensor, Tensor, Tensor> list_outliers_cpu(Tensor weight, int64_t count) {
-    const char* const op = "nestedfp::list_outliers";
-    check_cpu(op, "weight", weight);
-    check_dtype(op, "weight", weight, ScalarType::Half);
-    check_matrix(op, "weight", weight);
-    check_contiguous(op, "weight", weight);
-    STD_TORCH_CHECK(weight.size(0) <= INT32_MAX && weight.size(1) <= INT32_MAX, op,
-                    ": expected N and K below 2^31, got ", shape_of(weight));
-    STD_TORCH_CHECK(count >= 0, op, ": expected count >= 0, got ", count);
-    const int64_t shape[] = {count};
-    const Tensor rows = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Int);
-    const Tensor cols = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Int);
-    const Tensor deltas = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Float);
-    auto* const row_out = static_cast<int32_t*>(rows.mutable_data_ptr());
-    auto* const col_out = static_cast<int32_t*>(cols.mutable_data_ptr());
-    auto* const delta_out = static_cast<float*>(deltas.mutable_data_ptr());
-
-    const auto* const words = static_cast<const uint16_t*>(weight.const_data_ptr());
-    const int64_t k = weight.size(1);
-    int64_t found = 0;
-    for (int64_t i = 0; i < weight.numel(); ++i) {
-        if (is_nestable(words[i]) || !is_finite(words[i])) continue;
-        if (found < count) {
-            row_out[found] = static_cast<int32_t>(i / k);
-            col_out[found] = static_cast<int32_t>(i % k);
-            delta_out[found] = cpu::to_float(cpu::Half{words[i]}) - cpu::to_float(cpu::Half{clamp_to_limit(words[i])});
-        }
-        ++found;
-    }
-    STD_TORCH_CHECK(found == count, op, ": expected count=", found,
-                    " (the finite elements with |w| > 1.75), got count=", count,
-                    "; pass the count that nestedfp::split returned");
-    return {rows, cols, deltas};
 }
 
 Tensor join_cpu(Tensor upper, Tensor lower) {
@@ -268,4 +231,13 @@ std::tuple<Tensor, Tensor> unpack_cpu(Tensor upper, Tensor lower, int64_t n, int
     return {plain_upper, plain_lower};
 }
 
+}  // namespace
 }  // namespace nestedfp
+
+STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
+    m.impl("split", TORCH_BOX(&nestedfp::split_cpu));
+    m.impl("join", TORCH_BOX(&nestedfp::join_cpu));
+    m.impl("histogram", TORCH_BOX(&nestedfp::histogram_cpu));
+    m.impl("pack", TORCH_BOX(&nestedfp::pack_cpu));
+    m.impl("unpack", TORCH_BOX(&nestedfp::unpack_cpu));
+}

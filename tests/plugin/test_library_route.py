@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nestedfp.kernels import ops
-from nestedfp.kernels.cuda_layout import BLOCK_ROWS
+from nestedfp.kernels.cuda_library import BLOCK_ROWS
 from nestedfp.modes import Mode
 
 with warnings.catch_warnings():

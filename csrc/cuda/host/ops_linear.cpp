@@ -1,10 +1,8 @@
 // The linear ops on CUDA tensors: checks, output and scratch memory, and which kernels run.
 #include <optional>
-#include <vector>
 
 #include "cuda/config/mixed_choice.h"
 #include "cuda/host/device_gemm.h"
-#include "cuda/host/ops_cuda.h"
 #include "cuda/host/semaphores.h"
 #include "cuda/host/tensors.h"
 #include "cuda/kernels/kernels.h"
@@ -35,13 +33,6 @@ void check_operands(const char* op, const char* name, const Tensor& x, const Lay
         check_vector(op, "bias", *layer.bias, layer.n);
         check_contiguous(op, "bias", *layer.bias);
     }
-}
-
-Tensor empty_out(const Tensor& x, int64_t n) {
-    std::vector<int64_t> shape;
-    for (int64_t i = 0; i + 1 < x.dim(); ++i) shape.push_back(x.size(i));
-    shape.push_back(n);
-    return empty(x, shape, ScalarType::Half);
 }
 
 // Rows of x and of out that run in one precision.
@@ -175,8 +166,6 @@ void multiply_by_class(const char* op, const Tensor& x, int64_t exact, const flo
     if (exact < m) multiply(op, x, rest, layer, of(rest), true, quantize_activations, device);
 }
 
-}  // namespace
-
 Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, std::optional<Tensor> outlier_rows,
               std::optional<Tensor> outlier_cols, std::optional<Tensor> outlier_deltas, int64_t n, int64_t k,
               bool quantize_activations) {
@@ -188,7 +177,7 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
     check_outlier_lists(
         op, outlier_rows, outlier_cols, outlier_deltas,
         [&](const char*, const char* name, const Tensor& list) { check_device(op, name, list, device); });
-    const Tensor out = empty_out(x, n);
+    const Tensor out = empty_rows(x, n);
     if (x.numel() == 0) return out;
     const Tensor rows = x.is_contiguous() ? x : torch::stable::contiguous(x);
     OutlierList outliers{};
@@ -216,10 +205,16 @@ Tensor linear_carried(Tensor carrier, Tensor scales, Tensor upper, Tensor lower,
     check_contiguous(op, "carrier as the operator before it made it", carrier);
     check_scales(op, scales, carrier);
     check_device(op, "scales", scales, device);
-    const Tensor out = empty_out(carrier, n);
+    const Tensor out = empty_rows(carrier, n);
     if (carrier.numel() == 0) return out;
     multiply_by_class(op, carrier, exact, const_data<float>(scales), layer, {}, true, out, device);
     return out;
 }
 
+}  // namespace
 }  // namespace nestedfp::cuda
+
+STABLE_TORCH_LIBRARY_IMPL(nestedfp, CUDA, m) {
+    m.impl("linear", TORCH_BOX(&nestedfp::cuda::linear));
+    m.impl("linear_carried", TORCH_BOX(&nestedfp::cuda::linear_carried));
+}

@@ -28,7 +28,7 @@ int run_join(const uint8_t* packed_upper, const uint8_t* packed_lower, uint16_t*
 // The longest row of activations that run_quantize takes.
 inline constexpr int64_t kMaxQuantizedColumns = 81920;
 
-// Rounds each token of x [M, K], FP16, to E4M3 with its own scale (nestedfp/kernels/activations.py), in the K order of
+// Rounds each token of x [M, K], FP16, to E4M3 with its own scale (row_codes.cuh), in the K order of
 // the packed upper plane: codes [M, upper_pitch(K)], padding zero; scale [M]. pdl: by programmatic dependent launch.
 int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k, bool pdl,
                  CUstream_st* stream);
@@ -54,9 +54,5 @@ int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, int64_t exact, b
 // x: [M, 2 * K] FP16, gate then up; K at most kMaxQuantizedColumns.
 int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, int64_t exact, bool pdl,
                      CUstream_st* stream);
-
-// Lists the first `count` finite weights beyond 1.75 of [N, K] in row-major order. row_scratch: [N].
-int run_list_outliers(const uint16_t* weight, int64_t n, int64_t k, int64_t count, int32_t* row_scratch, int32_t* rows,
-                      int32_t* cols, float* deltas, CUstream_st* stream);
 
 }  // namespace nestedfp::cuda

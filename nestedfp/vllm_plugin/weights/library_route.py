@@ -25,8 +25,7 @@ from vllm.logger import init_logger
 
 from nestedfp.format import UPPER_SCALE
 from nestedfp.kernels import ops
-from nestedfp.kernels.cuda_layout import BLOCK_ROWS
-from nestedfp.kernels.cuda_library import PackedWeight
+from nestedfp.kernels.cuda_library import BLOCK_ROWS, PackedWeight
 from nestedfp.kernels.tuning.gemm_tuning import rotation
 from nestedfp.modes import Mode
 

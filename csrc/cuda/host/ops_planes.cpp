@@ -1,7 +1,4 @@
-// The ops on CUDA tensors, for the schemas of csrc/bindings.cpp: those that make planes, and the registration of all. A
-// library of its own, nestedfp_cuda_C, loaded after nestedfp_C by nestedfp/kernels/cuda_ops.py.
-#include "cuda/host/ops_cuda.h"
-
+// The ops that make and rearrange planes, on CUDA tensors.
 #include <tuple>
 
 #include "cuda/host/launch.h"
@@ -10,6 +7,7 @@
 #include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {
+namespace {
 
 std::tuple<Tensor, Tensor, Tensor> split(Tensor weight) {
     const char* const op = "nestedfp::split";
@@ -24,26 +22,6 @@ std::tuple<Tensor, Tensor, Tensor> split(Tensor weight) {
     check_error(op, run_split(const_data<uint16_t>(weight), data<uint8_t>(upper), data<uint8_t>(lower), weight.numel(),
                               data<unsigned long long>(counts), device.stream()));
     return {upper, lower, counts};
-}
-
-std::tuple<Tensor, Tensor, Tensor> list_outliers(Tensor weight, int64_t count) {
-    const char* const op = "nestedfp::list_outliers";
-    const Device device(op, "weight", weight);
-    check_dtype(op, "weight", weight, ScalarType::Half);
-    check_matrix(op, "weight", weight);
-    check_contiguous(op, "weight", weight);
-    STD_TORCH_CHECK(count >= 0 && count <= weight.numel(), op, ": expected count from 0 to ", weight.numel(), ", got ",
-                    count);
-    const Tensor rows = empty(weight, {count}, ScalarType::Int);
-    const Tensor cols = empty(weight, {count}, ScalarType::Int);
-    const Tensor deltas = empty(weight, {count}, ScalarType::Float);
-    const Tensor scratch = empty(weight, {weight.size(0)}, ScalarType::Int);
-    if (count > 0) {
-        check_error(op, run_list_outliers(const_data<uint16_t>(weight), weight.size(0), weight.size(1), count,
-                                          data<int32_t>(scratch), data<int32_t>(rows), data<int32_t>(cols),
-                                          data<float>(deltas), device.stream()));
-    }
-    return {rows, cols, deltas};
 }
 
 std::tuple<Tensor, Tensor> pack(Tensor upper, Tensor lower) {
@@ -77,16 +55,11 @@ std::tuple<Tensor, Tensor> unpack(Tensor upper, Tensor lower, int64_t n, int64_t
     return {plain_upper, plain_lower};
 }
 
+}  // namespace
 }  // namespace nestedfp::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CUDA, m) {
     m.impl("split", TORCH_BOX(&nestedfp::cuda::split));
-    m.impl("list_outliers", TORCH_BOX(&nestedfp::cuda::list_outliers));
     m.impl("pack", TORCH_BOX(&nestedfp::cuda::pack));
     m.impl("unpack", TORCH_BOX(&nestedfp::cuda::unpack));
-    m.impl("linear", TORCH_BOX(&nestedfp::cuda::linear));
-    m.impl("linear_carried", TORCH_BOX(&nestedfp::cuda::linear_carried));
-    m.impl("rms_norm", TORCH_BOX(&nestedfp::cuda::rms_norm));
-    m.impl("add_rms_norm", TORCH_BOX(&nestedfp::cuda::add_rms_norm));
-    m.impl("silu_and_mul", TORCH_BOX(&nestedfp::cuda::silu_and_mul));
 }
