@@ -51,7 +51,7 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("join(Tensor upper, Tensor lower) -> Tensor");
     m.def("histogram(Tensor weight) -> Tensor");
     m.def("pack(Tensor upper, Tensor lower) -> (Tensor packed_upper, Tensor packed_lower)");
-    m.def("unpack(Tensor upper, Tensor lower, int n, int k) -> (Tensor plain_upper, Tensor plain_lower)");
+    m.def("join_rows(Tensor upper, Tensor lower, int n, int k, int first_row, int rows) -> Tensor");
     m.def(
         "linear(Tensor x, Tensor upper, Tensor lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
         "Tensor? outlier_deltas, SymInt n, SymInt k, bool quantize_activations) -> Tensor");
@@ -67,8 +67,7 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
         "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float epsilon) -> (Tensor carrier, Tensor scales, "
         "Tensor sum)");
     m.def("silu_and_mul(Tensor x) -> (Tensor carrier, Tensor scales)");
-    // Operands for a library's GEMM, on a GPU alone.
-    m.def("join_rows(Tensor upper, Tensor lower, int n, int k, int first_row, int rows) -> Tensor");
+    // On a GPU alone.
     m.def("quantize_rows(Tensor x) -> (Tensor codes, Tensor scales)");
     m.def("set_mode(int mode) -> ()");
     m.def("set_mixed(Tensor is_exact) -> ()");

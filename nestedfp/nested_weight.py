@@ -13,7 +13,6 @@ import torch
 from nestedfp.format import LIMIT, OUTLIER_LIMIT_FRACTION
 from nestedfp.kernels import ops
 
-
 ROWS = 4096  # looked through at a time
 
 
@@ -84,7 +83,7 @@ def nest_together(*weights: torch.Tensor) -> list[NestedWeight] | NotNested:
 
 def _listed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return rows, columns and deltas of the weights beyond 1.75, in row-major order."""
-    found = [torch.nonzero(part.abs() > LIMIT) for part in weight.split(ROWS)]
+    found = [torch.nonzero(part.abs() > LIMIT) for part in torch.split(weight, ROWS)]
     rows = torch.cat([place[:, 0] + i * ROWS for i, place in enumerate(found)])
     cols = torch.cat([place[:, 1] for place in found])
     values = weight[rows, cols].float()

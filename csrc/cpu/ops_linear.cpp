@@ -207,7 +207,8 @@ Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, T
         args.outlier_rows = static_cast<const int32_t*>(outlier_rows->const_data_ptr());
         args.outlier_cols = static_cast<const int32_t*>(outlier_cols->const_data_ptr());
         args.outlier_deltas = static_cast<const float*>(outlier_deltas->const_data_ptr());
-        // The lists index memory, so they are checked even though nobody but nestedfp/nested_weight.py should make them.
+        // The lists index memory, so they are checked even though nobody but nestedfp/nested_weight.py should make
+        // them.
         for (int64_t i = 0; i < count; ++i) {
             const int32_t row = args.outlier_rows[i];
             const int32_t col = args.outlier_cols[i];

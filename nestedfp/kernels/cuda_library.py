@@ -114,7 +114,6 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_portable_gemm.argtypes = [*cut, _INT, _POINTER, _LONG, *[_POINTER] * 7]
     lib.nestedfp_split.argtypes = [_POINTER] * 3 + [_LONG, _POINTER, _POINTER]
     lib.nestedfp_pack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
-    lib.nestedfp_unpack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
     lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER]
     if not is_portable(torch.cuda.get_device_capability()):
         check(lib.nestedfp_prepare(), "prepare")

@@ -106,10 +106,10 @@ def pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.
     return packed_upper, packed_lower
 
 
-def unpack(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Undo ``pack``: return the row-major planes [n, k]."""
-    plain_upper, plain_lower = _OPS.unpack(upper, lower, n, k)
-    return plain_upper, plain_lower
+def join_rows(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int, first_row: int, rows: int) -> torch.Tensor:
+    """Return rows of the weight [n, k] whose planes ``pack`` made: float16 [rows, k]. On a GPU from a multiple of 64 on."""
+    weight: torch.Tensor = _OPS.join_rows(upper, lower, n, k, first_row, rows)
+    return weight
 
 
 def linear(

@@ -14,7 +14,7 @@ from nestedfp.format import LIMIT, split, upper_to_float
 from nestedfp.nested_weight import NestedWeight, nest
 from nestedfp.offline.convert import convert
 from nestedfp.offline.inspect import inspect
-from nestedfp.offline.profile import Profile, Tally
+from nestedfp.offline.profile import Profile, profile_of
 
 LAYER = "model.layers.{}.mlp.{}_proj"
 
@@ -26,13 +26,6 @@ def write(folder, tensors):
     return folder
 
 
-def of(tensor, parts=1):
-    tally = Tally(tensor.dtype)
-    for part in tensor.chunk(parts):
-        tally.add(part)
-    return tally.profile()
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_profile_is_what_torch_counts(dtype):
     torch.manual_seed(0)
@@ -42,7 +35,7 @@ def test_a_profile_is_what_torch_counts(dtype):
     if dtype is torch.bfloat16:
         weight.view(-1)[7] = 65280.0  # the largest that does not overflow
     half, values = weight.half(), weight.double()
-    got, inside = of(weight, 3), half.abs() <= LIMIT
+    got, inside = profile_of(weight), half.abs() <= LIMIT
     error = torch.where(inside, half.double() - upper_to_float(split(half.clamp(-LIMIT, LIMIT))[0]).double(), 0)
     assert (got.total, got.nonfinite, got.overflowed) == (weight.numel(), 0, 0)
     assert got.outliers == int((~inside).sum())
@@ -56,14 +49,16 @@ def test_a_profile_is_what_torch_counts(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_faults_are_counted(dtype):
     weight = torch.tensor([float("nan"), float("inf"), 1.0, -2.0]).to(dtype)
-    assert of(weight).fault == "2 of 4 weights are NaN or infinite"
+    assert profile_of(weight).fault == "2 of 4 weights are NaN or infinite"
     if dtype is not torch.float16:
-        assert of(torch.tensor([1e6, 1.0, -7e4]).to(dtype)).fault.startswith("2 values beyond FP16's 65504 overflow")
+        assert profile_of(torch.tensor([1e6, 1.0, -7e4]).to(dtype)).fault.startswith(
+            "2 values beyond FP16's 65504 overflow"
+        )
 
 
 def test_profiles_of_parts_add_up():
     weight = torch.randn(64, 8).half() * 2
-    whole, sum_ = of(weight), sum(map(of, weight.split(16)), Profile())
+    whole, sum_ = profile_of(weight), sum(map(profile_of, weight.split(16)), Profile())
     assert sum_.fp8_error == pytest.approx(whole.fp8_error)
     assert (sum_.minimum, sum_.maximum, sum_.outliers) == (whole.minimum, whole.maximum, whole.outliers)
 

@@ -9,6 +9,7 @@ from quantizer_reference import quantize_per_token
 
 from benchmarks.kernels import gpu_kernels as kernels
 from nestedfp.format import LIMIT, UPPER_SCALE, split
+from nestedfp.kernels import cuda_ops, ops
 from nestedfp.kernels.tuning import gemm_tuning
 
 pytestmark = pytest.mark.gpu
@@ -56,7 +57,7 @@ def poisoned(m: int, n: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("n", "k"), [(512, 256), (333, 200), (64, 64), (1, 1), (1000, 1088)])
-def test_split_pack_and_unpack_keep_every_byte(n, k):
+def test_split_pack_and_join_keep_every_bit(n, k):
     weight = every_pattern(512, 256)[:, :k][:n] if n * k < 32258 else every_pattern(n, k)
     n, k = weight.shape
     upper, lower, counts = kernels.split(weight.to(DEVICE))
@@ -64,9 +65,9 @@ def test_split_pack_and_unpack_keep_every_byte(n, k):
     assert counts.tolist() == [0, 0]
     assert torch.equal(upper.cpu(), expected[0])
     assert torch.equal(lower.cpu(), expected[1])
-    again = kernels.unpack(kernels.pack(upper, lower))
-    assert torch.equal(again[0], upper)
-    assert torch.equal(again[1], lower)
+    cuda_ops.load()
+    again = ops.join_rows(*ops.pack(upper, lower), n, k, 0, n)
+    assert torch.equal(again.cpu().view(torch.int16), weight.view(torch.int16))
 
 
 def test_split_clamps_and_counts_what_does_not_fit():

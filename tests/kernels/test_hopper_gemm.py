@@ -65,7 +65,6 @@ KINDS = {
     "interleaved": find("kFp16, 2, 1, 96, 1, 1"),
     "batched": find("kFp16, 2, 1, 224, 1, 1"),
     "wide": find("kFp16, 2, 1, 288, 1, 1"),
-    "small_staging": find("kFp16, 2, 1, 96, 2, 1"),
     "ping_pong": find("kFp16, 3, 1, 128, 1, 1"),
     "three_warpgroups": find("kFp16, 3, 1, 192, 1, 1"),
     "multicast": find("kFp16, 2, 1, 192, 1, 2"),

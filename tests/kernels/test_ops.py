@@ -126,9 +126,13 @@ def test_the_plane_operators_say_what_is_wrong(planes, packed):
     with pytest.raises(RuntimeError, match=r"nestedfp::pack: expected lower of shape \[40, 70\], got \[39, 70\]"):
         ops.pack(planes[0], planes[1][1:])
     with pytest.raises(
-        RuntimeError, match=r"nestedfp::unpack: expected upper from nestedfp::pack of shape \[3, 1184\]"
+        RuntimeError, match=r"nestedfp::join_rows: expected upper from nestedfp::pack of shape \[3, 1184\]"
     ):
-        ops.unpack(*packed, N, K + 4)
+        ops.join_rows(*packed, N, K + 4, 0, N)
+    with pytest.raises(
+        RuntimeError, match=r"nestedfp::join_rows: expected .* rows of 0 to n, got .* 2 rows from 39 on"
+    ):
+        ops.join_rows(*packed, N, K, 39, 2)
 
 
 def run_python(code, **environment):

@@ -58,7 +58,7 @@ static inline void from_float(float value, Half* out) {
 }
 
 // Not inline: only outliers, bias and the reference loops read element by element.
-static __attribute__((noinline)) float element_at(const void* data, Element element, int64_t index) {
+static __attribute__((noinline, unused)) float element_at(const void* data, Element element, int64_t index) {
     if (element == Element::kHalf) return to_float(static_cast<const Half*>(data)[index]);
     return static_cast<const float*>(data)[index];
 }

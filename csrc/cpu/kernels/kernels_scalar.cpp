@@ -90,8 +90,8 @@ void linear(const LinearArgs& args, Tile tile) {
             for (int64_t k = 0; k < args.k; ++k) sum = std::fma(x[k], weight_at<weights>(args, n, k), sum);
             if (args.token_scale != nullptr) sum *= args.token_scale[m];
             for (int64_t i = first_outlier; i < args.outliers && args.outlier_rows[i] == n; ++i) {
-                sum = std::fma(element_at(args.x, args.element, m * args.k + args.outlier_cols[i]), args.outlier_deltas[i],
-                               sum);
+                sum = std::fma(element_at(args.x, args.element, m * args.k + args.outlier_cols[i]),
+                               args.outlier_deltas[i], sum);
             }
             if (args.bias != nullptr) sum += element_at(args.bias, args.bias_element, n);
             store(args.out, args.element, m * args.n + n, sum);

@@ -1,7 +1,6 @@
 // The choice of a config as C functions, host only: with gemm_config.cpp this makes a library that needs no CUDA, which
 // the tests build with the C++ compiler alone.
 #include "cuda/capi/capi.h"
-#include "cuda/config/gemm_cost.h"
 #include "cuda/config/gemm_timings.h"
 #include "cuda/config/mixed_choice.h"
 #include "cuda/config/stream_k.h"

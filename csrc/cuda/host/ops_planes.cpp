@@ -43,23 +43,10 @@ std::tuple<Tensor, Tensor> pack(Tensor upper, Tensor lower) {
     return {packed_upper, packed_lower};
 }
 
-std::tuple<Tensor, Tensor> unpack(Tensor upper, Tensor lower, int64_t n, int64_t k) {
-    const char* const op = "nestedfp::unpack";
-    const Device device(op, "upper", upper);
-    check_packed_upper(op, upper, n, k, device);
-    check_packed_lower(op, lower, n, k, device);
-    const Tensor plain_upper = empty(upper, {n, k}, ScalarType::Byte);
-    const Tensor plain_lower = empty(upper, {n, k}, ScalarType::Byte);
-    check_error(op, run_unpack(const_data<uint8_t>(upper), const_data<uint8_t>(lower), data<uint8_t>(plain_upper),
-                               data<uint8_t>(plain_lower), n, k, device.stream()));
-    return {plain_upper, plain_lower};
-}
-
 }  // namespace
 }  // namespace nestedfp::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CUDA, m) {
     m.impl("split", TORCH_BOX(&nestedfp::cuda::split));
     m.impl("pack", TORCH_BOX(&nestedfp::cuda::pack));
-    m.impl("unpack", TORCH_BOX(&nestedfp::cuda::unpack));
 }

@@ -13,15 +13,12 @@ namespace nestedfp::cuda {
 int run_split(const uint16_t* weight, uint8_t* upper, uint8_t* lower, int64_t count, unsigned long long* counts,
               CUstream_st* stream);
 
-// Canonical planes [N, K] -> packed planes (layout.h), and back. A weight may be used by the GEMM as soon as run_pack
-// is enqueued on the same stream.
+// Canonical planes [N, K] -> packed planes (layout.h). A weight may be used by the GEMM as soon as this is enqueued on
+// the same stream.
 int run_pack(const uint8_t* upper, const uint8_t* lower, uint8_t* packed_upper, uint8_t* packed_lower, int64_t n,
              int64_t k, CUstream_st* stream);
-int run_unpack(const uint8_t* packed_upper, const uint8_t* packed_lower, uint8_t* upper, uint8_t* lower, int64_t n,
-               int64_t k, CUstream_st* stream);
 
-// Packed planes -> the exact weights `out` [rows, K], FP16, from first_row on, which is a multiple of 64. K: a multiple
-// of 8.
+// Packed planes -> the exact weights `out` [rows, K], FP16, from first_row on, which is a multiple of 64.
 int run_join(const uint8_t* packed_upper, const uint8_t* packed_lower, uint16_t* out, int64_t n, int64_t k,
              int64_t first_row, int64_t rows, CUstream_st* stream);
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from nestedfp.format import join
 from nestedfp.kernels import ops
 from nestedfp.kernels.activations import CARRIER_COLUMNS, MAX_NORM_COLUMNS
 from nestedfp.modes import Mode
@@ -169,8 +168,7 @@ def _require_loaded_planes(name: str, layer: Any) -> None:
 def _require_exact(name: str, layer: Any, x: torch.Tensor, outputs: torch.Tensor) -> None:
     n, k = layer.nestedfp_shape
     rows = min(n, ROWS_COMPARED)
-    upper, lower = ops.unpack(layer.weight_upper.data, layer.weight_lower.data, n, k)
-    weight = join(upper[:rows].contiguous(), lower[:rows].contiguous()).float()
+    weight = ops.join_rows(layer.weight_upper.data, layer.weight_lower.data, n, k, 0, rows).float()
     _require_close(name, outputs[:, :rows], x.float() @ weight.T + _listed_part(layer, x, rows))
 
 
