@@ -7,9 +7,8 @@ of the simulator beside it, such as simulator/engine/tables/h100-llama-8b-load.j
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from nestedfp.cli.output import UsageError, figure, write_json
+from nestedfp.cli.output import UsageError, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=512, metavar="TOKENS", help="of each request (default: 512)")
     parser.add_argument("--measured", type=Path, metavar="FILE.json", help="table of the simulator")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write bytes, FLOPs and times of every step")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw times over rows")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,23 +53,4 @@ def run(args: argparse.Namespace) -> int:
     found = roofline.report(args.gpu, steps, args.context, args.ranks)
     print(roofline.table(found))
     write_json(args.json, {"model": str(args.model), **found})
-    if args.plot:
-        _draw(args, steps, found)
     return 0
-
-
-def _draw(args: argparse.Namespace, steps: list[Any], found: dict[str, Any]) -> None:
-    with figure(args.plot) as axes:
-        for answers, colour in (("exact", "C0"), ("fast", "C1")):
-            mine = [each for each in steps if each.answers == answers]
-            rows = [each.rows for each in mine]
-            axes.plot(rows, [each.predicted_ms for each in mine], color=colour, label=f"{answers}: at best")
-            if args.measured:
-                axes.plot(rows, [each.measured_ms for each in mine], ".", color=colour, label=f"{answers}: measured")
-        axes.axvline(found["free_rows"]["exact"], color="grey", linestyle=":", linewidth=1)
-        axes.annotate("reading the weights\nhides the arithmetic", (1.1, axes.get_ylim()[1]), va="top", color="grey")
-        axes.set(xscale="log", yscale="log", xlabel="rows of a step (requests that decode)", ylabel="ms")
-        axes.set_title(
-            f"{args.model.resolve().name} on {args.ranks} x {args.gpu}, {args.context} tokens of context each"
-        )
-        axes.legend()

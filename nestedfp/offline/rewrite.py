@@ -20,7 +20,7 @@ from nestedfp.offline.folder import new_folder, write_rest
 from nestedfp.offline.reading import Progress, Weight, read
 
 # The library sorts tensors by type, these first, so that each is aligned, then by name.
-_ORDER = "U64 I64 F64 C64 F32 U32 I32 BF16 F16 U16 I16 F8_E8M0 F8_E4M3 F8_E5M2 I8 U8 BOOL".split()
+_FIRST = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E8M0", "F8_E4M3", "F8_E5M2")
 DIGEST_KEY = "nestedfp_restored_sha256"  # of a converted shard's metadata: of the plain shard's data
 
 
@@ -138,7 +138,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 def _in_file_order(dtypes: Mapping[str, str]) -> Iterable[str]:
     """Return names of tensors in the order in which the safetensors library stores them."""
-    rank = {dtype: place for place, dtype in enumerate(_ORDER)}
+    rank = {dtype: place for place, dtype in enumerate((*_FIRST, "I8", "U8", "BOOL"))}
     return sorted(dtypes, key=lambda name: (rank.get(dtypes[name], len(rank)), name))
 
 

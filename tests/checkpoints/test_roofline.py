@@ -53,12 +53,11 @@ def test_headers_and_config_agree_on_a_model_that_has_both():
 
 def test_measured_steps_are_slower_than_the_best_and_within_a_factor(tmp_path, capsys):
     command = ["roofline", LLAMA, "--measured", str(MEASURED), "--json", str(tmp_path / "r.json")]
-    assert main([*command, "--plot", str(tmp_path / "r.svg")]) == 0
+    assert main(command) == 0
     assert "fast pays: predicted from 1 rows on, measured from 1 rows on" in capsys.readouterr().out
     report = json.loads((tmp_path / "r.json").read_text())
     assert all(1 < step["measured_ms"] / step["predicted_ms"] < 2.5 for step in report["steps"])
     assert report["free_rows"] == {"exact": 295, "fast": 295}
-    assert "<svg" in (tmp_path / "r.svg").read_text()
 
 
 def test_the_formula_is_the_simulators():

@@ -126,7 +126,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         return output if self._step_ends is None else self._step_ends.after(output)
 
     def compile_or_warm_up_model(self) -> Any:
-        drafts.draft_in_fp16(self.model_runner)
+        drafts.precede(self.model_runner, lambda: ops.set_mode(Mode.FP16))
         result = super().compile_or_warm_up_model()
         ops.set_mode(Mode.FP16)
         is_whole = self.parallel_config.pipeline_parallel_size == 1  # else no rank sees a whole step
@@ -143,7 +143,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         self._warm = True
         if not current_platform.is_cpu():
             self._step_ends = StepEnds()
-            self._step_ends.precede_drafts(self.model_runner)
+            drafts.precede(self.model_runner, self._step_ends.mark_before_drafts)
         return result
 
     def _is_fused(self) -> bool:
