@@ -132,17 +132,6 @@ def test_a_row_does_not_depend_on_its_batch_or_on_the_threads(mode):
         assert torch.equal(layer(x, bias), whole), f"{threads=}"
 
 
-def test_every_output_is_written():
-    torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
-    try:
-        for tokens in (1, 5, 9, 50):
-            for mode in Mode:
-                ops.set_mode(mode)
-                assert not Layer(37, 51)(torch.randn(tokens, 51)).isnan().any()
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.parametrize("tokens", [1, 4, 9])
 def test_flushing_denormals_changes_nothing(tokens):
     layer = Layer(64, 64, scale=2e-5)  # mostly FP16 subnormals
