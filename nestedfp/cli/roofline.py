@@ -1,11 +1,9 @@
 """``nestedfp roofline MODEL --gpu H100``: what a step of decodes takes at best, exact and fast, and where fast pays.
 
-MODEL is a checkpoint, of which only headers are read, or a folder with the config.json of a Llama alone. --measured lays a table
-of the simulator beside it, such as simulator/engine/tables/h100-llama-8b-load.json.
+MODEL is a checkpoint, of which only headers are read, or a folder with the config.json of a Llama alone.
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from nestedfp.cli.output import UsageError, write_json
@@ -17,13 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", default="H100", help="H100, H200, A100 or L40S (default: H100)")
     parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel GPUs (default: 1)")
     parser.add_argument("--context", type=int, default=512, metavar="TOKENS", help="of each request (default: 512)")
-    parser.add_argument("--measured", type=Path, metavar="FILE.json", help="table of the simulator")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write bytes, FLOPs and times of every step")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; return the exit status."""
-    from nestedfp.checkpoint import read_config, read_object
+    from nestedfp.checkpoint import read_config
     from nestedfp.offline import roofline
     from nestedfp.offline.inspect import inspect
 
@@ -44,12 +41,6 @@ def run(args: argparse.Namespace) -> int:
         for rows in roofline.ROWS
         for answers in (roofline.EXACT, roofline.FAST)
     ]
-    if args.measured:
-        table = read_object(args.measured)
-        steps = [
-            replace(each, measured_ms=roofline.measured_ms(table, each.answers, each.rows, args.context))
-            for each in steps
-        ]
     found = roofline.report(args.gpu, steps, args.context, args.ranks)
     print(roofline.table(found))
     write_json(args.json, {"model": str(args.model), **found})

@@ -38,13 +38,14 @@ def test_a_gain_within_the_noise_does_not_pay() -> None:
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
-    first, second = [[1, 10.0, 6.0], [2, 10.0, 6.0]], [[1, 9.0, 7.0], [2, 12.0, 5.0], [4, 1.0, 1.0]]
+    first = StepCosts((StepCost(1, 10.0, 6.0), StepCost(2, 10.0, 6.0))).report()
+    second = StepCosts((StepCost(1, 9.0, 7.0), StepCost(2, 12.0, 5.0), StepCost(4, 1.0, 1.0))).report()
     assert slowest([first, second]) == StepCosts((StepCost(1, 10.0, 7.0), StepCost(2, 12.0, 6.0)))
 
 
-@pytest.mark.parametrize("ranks", [[], [None], [[[1, 2.0, 1.0]], None], [[[1, 2.0, 1.0]], [[2, 2.0, 1.0]]]])
-def test_sizes_that_a_rank_did_not_measure_are_unknown(ranks: list[list[list[float]] | None]) -> None:
-    assert slowest(ranks) is None
+def test_sizes_that_a_rank_did_not_measure_are_unknown() -> None:
+    one, other = (StepCosts((StepCost(tokens, 2.0, 1.0),)).report() for tokens in (1, 2))
+    assert [slowest(ranks) for ranks in ([], [None], [one, None], [one, other])] == [None] * 4
 
 
 @pytest.mark.parametrize("rows", [(), (StepCost(2, 1.0, 1.0), StepCost(1, 1.0, 1.0)), (StepCost(1, 1.0, 1.0),) * 2])

@@ -99,7 +99,6 @@ def outcomes(tmp_path_factory):
         "slo unquantised": {"args": {"additional_config": {"nestedfp": {"slo": None}}, "quantization": None}},
         "negative size": {"args": {"additional_config": {"nestedfp": {"graph_tokens": -1}}}},
         "vLLM's own": {"args": {"additional_config": {"nestedfp": {"max_num_seqs": 4}}}, "serves": True},
-        "of the service": {"args": {"additional_config": {"nestedfp": {"replicas": 2}}}},
         "truncated": {"args": {"model": str(truncated)}},
     }
     return run_json("wiring_scenario.py", {k: {**v, "args": {"model": MODEL, **v["args"]}} for k, v in cases.items()})
@@ -173,8 +172,6 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("slo unquantised", "set --quantization nestedfp, or remove the options"),
         ("negative size", "must be of type int from 0 on; got -1"),
         ("vLLM's own", "unknown ['max_num_seqs'], expected keys out of"),
-        ("vLLM's own", "give --max-num-seqs beside --additional-config"),
-        ("of the service", "replicas: of the service, whose configuration python -m deploy.serve --config reads"),
         ("blackwell", "this GPU has 10.0"),
         ("hopper, no nvcc", "with nvcc of CUDA 12.8 or newer there, install it again"),
         ("truncated", "model.safetensors: expected"),
