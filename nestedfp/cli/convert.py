@@ -9,8 +9,8 @@ from nestedfp.cli.output import checkpoint_bytes, progress, write_json
 
 CONVERT = """Turn an FP16, BF16 or FP32 Hugging Face checkpoint into a NestedFP one of the same size (FP32 becomes FP16).
 
-Every tensor is checked before the first one is written, and TARGET appears when it is whole; the source is never touched. A
-plain checkpoint can be served without conversion."""
+Every tensor is checked before the first one is written, and TARGET appears when it is whole; the source is never touched. After
+an interruption the same command goes on with the shards that are missing. A plain checkpoint can be served without conversion."""
 RESTORE = """Turn a NestedFP checkpoint back into the plain FP16 one. Weights that were FP16 come back bit by bit, and shards that
 the safetensors library had written come back as the same files; layers that were BF16 or FP32 come back as FP16."""
 

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         where = error.filename or getattr(args, "target", args.command)  # of a full disk the system names no file
         said = f"{where}: cannot be read or written: {error.strerror or error}"
     except KeyboardInterrupt:
-        print("nestedfp: interrupted", file=sys.stderr)
+        print("nestedfp: interrupted; the same command goes on with what is missing", file=sys.stderr)
         return 130
     print(f"error: {said}", file=sys.stderr)
     return 2

@@ -60,7 +60,7 @@ def convert(source: Path, target: Path, progress: Progress = ignore_progress) ->
 
     Raises:
         CheckpointError: when the source cannot be converted; the target does not exist then.
-        OSError: when a file cannot be read or written; likewise.
+        OSError: when a file cannot be read or written; likewise, and the next run goes on where this one stopped.
     """
     config = read_config(source)
     _require_plain(source, config)

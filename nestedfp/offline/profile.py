@@ -12,6 +12,7 @@ from nestedfp.format import LIMIT, split, upper_to_float
 from nestedfp.kernels import ops
 
 SMALLEST_NORMAL = 2.0**-14  # of FP16
+CAST_ELEMENTS = 1 << 20  # compared at a time, so that the temporaries stay small beside the chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +63,50 @@ class Profile:
         return {**named, "outlier_share": self.outliers / max(1, self.total), "fp8_error": self.fp8_error}
 
 
-def profile_of(weight: torch.Tensor) -> Profile:
-    """Return the statistics of a contiguous weight, float16, bfloat16, float32 or float64."""
-    casts: dict[str, int] = {}
-    if weight.dtype.itemsize != 2:  # whose own patterns are not counted
-        half, finite = weight.to(torch.float16), weight.isfinite()
-        overflowed, flushed = finite & half.isinf(), (weight != 0) & (half == 0)
-        rounded = (half.to(weight.dtype) != weight) & finite & ~overflowed & ~flushed
-        masks = {"nonfinite": ~finite, "overflowed": overflowed, "flushed": flushed, "rounded": rounded}
-        casts = {name: int(mask.sum()) for name, mask in masks.items()}
-        weight = half
-    counts, kinds = ops.histogram(weight).numpy(), _kinds(weight.dtype)
-    present = kinds.halves[(counts > 0) & np.isfinite(kinds.halves)]
-    return Profile(
-        total=int(counts.sum()),
-        **{name: int(counts @ mask) for name, mask in kinds.masks.items()} | casts,
-        square_sum=float(counts @ kinds.squares),
-        error_sum=float(counts @ kinds.errors),
-        minimum=float(present.min(initial=inf)),
-        maximum=float(present.max(initial=-inf)),
-    )
+class Tally:
+    """Collects a weight's chunks.
+
+    Args:
+        dtype: float16, bfloat16, float32 or float64.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._by_pattern = dtype.itemsize == 2
+        self._dtype = dtype if self._by_pattern else torch.float16
+        self._counts = torch.zeros(1 << 16, dtype=torch.int64)
+        self._cast = Profile()  # of wider types, whose own patterns are not counted
+
+    def add(self, chunk: torch.Tensor) -> None:
+        """Count a contiguous chunk of any shape."""
+        if not self._by_pattern:
+            self._cast += sum(map(_cast_of, chunk.reshape(-1).split(CAST_ELEMENTS)), Profile())
+            chunk = chunk.to(torch.float16)
+        self._counts += ops.histogram(chunk)
+
+    def profile(self) -> Profile:
+        """Return the statistics of all chunks so far."""
+        counts, kinds = self._counts.numpy(), _kinds(self._dtype)
+        present = kinds.halves[(counts > 0) & np.isfinite(kinds.halves)]
+        found = {name: int(counts @ mask) for name, mask in kinds.masks.items()}
+        if not self._by_pattern:
+            found |= {name: getattr(self._cast, name) for name in ("nonfinite", "overflowed", "flushed", "rounded")}
+        return Profile(
+            total=int(counts.sum()),
+            **found,
+            square_sum=float(counts @ kinds.squares),
+            error_sum=float(counts @ kinds.errors),
+            minimum=float(present.min(initial=inf)),
+            maximum=float(present.max(initial=-inf)),
+        )
+
+
+def _cast_of(part: torch.Tensor) -> Profile:
+    """Return what the cast of some elements to FP16 changes."""
+    half, finite = part.to(torch.float16), part.isfinite()
+    overflowed, flushed = finite & half.isinf(), (part != 0) & (half == 0)
+    rounded = (half.to(part.dtype) != part) & finite & ~overflowed & ~flushed
+    counts = (int(mask.sum()) for mask in (~finite, overflowed, flushed, rounded))
+    return Profile(0, *counts)
 
 
 @dataclass(frozen=True, slots=True)

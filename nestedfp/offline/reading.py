@@ -1,6 +1,8 @@
-"""The weights of a checkpoint, plain or as planes, and their values, a tensor at a time."""
+"""The values of a checkpoint in chunks, read one ahead of who uses them: memory is bounded whatever a shard's size."""
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -9,11 +11,13 @@ import numpy as np
 import torch
 
 from nestedfp.checkpoint import FLOATS, PLANES, CheckpointError, Stored
-from nestedfp.offline.profile import Profile, profile_of
+from nestedfp.offline.profile import Profile, Tally
 
-TORCH = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "U8": torch.uint8}
 # Constants that old checkpoints carry, some of them -1e9; no model class loads them.
 BUFFERS = (".masked_bias", ".attn.bias", ".inv_freq", ".cos_cached", ".sin_cached")
+CHUNK_ELEMENTS = 8 << 20
+AHEAD = 2  # chunks in memory beside the one in use
+TORCH = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "U8": torch.uint8}
 Progress = Callable[[int], object]  # is told of bytes as they are done
 
 
@@ -40,6 +44,20 @@ class Weight:
         """The file that holds it."""
         return self.parts[0].shard
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds weights, not integers."""
+        return self.dtype in FLOATS
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Elements of a weight from ``first`` on."""
+
+    name: str
+    first: int
+    parts: tuple[torch.Tensor, ...]  # 1-D, one for each of the weight's; bytes where the type is not one of TORCH
+
 
 def weights_of(tensors: Mapping[str, Stored]) -> dict[str, Weight]:
     """Return the tensors of a checkpoint by the names that they have in a plain one."""
@@ -55,30 +73,54 @@ def weights_of(tensors: Mapping[str, Stored]) -> dict[str, Weight]:
     return found
 
 
-def read(name: str, weight: Weight) -> list[torch.Tensor]:
-    """Return each part's values, [1, elements]; bytes where the type is not one of TORCH.
+def chunks(weights: Mapping[str, Weight], names: Iterable[str]) -> Iterator[Chunk]:
+    """Yield the values of tensors in order; of an empty tensor nothing.
 
     Raises:
         CheckpointError: a shard has become shorter.
         OSError: it cannot be read.
     """
+    with ThreadPoolExecutor(1) as reader:
+        waiting: deque[Future[Chunk]] = deque()
+        for name in names:
+            for first in range(0, weights[name].elements, CHUNK_ELEMENTS):
+                waiting.append(reader.submit(_read, name, weights[name], first))
+                if len(waiting) > AHEAD:
+                    yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _read(name: str, weight: Weight, first: int) -> Chunk:
+    count = min(CHUNK_ELEMENTS, weight.elements - first)
     parts = []
     for part in weight.parts:
-        data = np.fromfile(part.shard, np.uint8, part.nbytes, offset=part.begin)
-        if data.nbytes < part.nbytes:
-            raise CheckpointError(f"{part.shard}: {name}: the file ends within it; copy it again")
-        parts.append(torch.from_numpy(data).view(TORCH.get(part.dtype, torch.uint8)).view(1, -1))
-    return parts
+        each = part.nbytes // weight.elements
+        data = np.empty(count * each, np.uint8)
+        with part.shard.open("rb", buffering=0) as file:
+            file.seek(part.begin + first * each)
+            filled = 0
+            while filled < data.nbytes:
+                read = file.readinto(data.data[filled:])
+                if not read:
+                    raise CheckpointError(f"{part.shard}: {name}: the file ends within it; copy it again")
+                filled += read
+        parts.append(torch.from_numpy(data).view(TORCH.get(part.dtype, torch.uint8)))
+    return Chunk(name, first, tuple(parts))
 
 
 def profiles(weights: Mapping[str, Weight], progress: Progress) -> dict[str, Profile]:
     """Read every weight once; return the statistics of each. Integers and buffers are no weights."""
     from nestedfp.kernels import ops
 
+    names = [name for name, weight in weights.items() if weight.is_float and not name.endswith(BUFFERS)]
+    tallies = {name: Tally(TORCH[weights[name].dtype]) for name in names}
     found: dict[str, Profile] = {}
-    for name, weight in weights.items():
-        if weight.dtype in FLOATS and not name.endswith(BUFFERS):
-            parts = read(name, weight)
-            found[name] = profile_of(parts[0] if len(parts) == 1 else ops.join(*parts))
-            progress(weight.nbytes)
+    for chunk in chunks(weights, names):
+        tally = tallies[chunk.name]
+        parts = [part.view(1, -1) for part in chunk.parts]
+        tally.add(parts[0] if len(parts) == 1 else ops.join(*parts))
+        progress(sum(part.nbytes for part in parts))
+    for name, tally in tallies.items():
+        found[name] = tally.profile()
     return found

@@ -1,13 +1,10 @@
-"""Shards rewritten one by one, a tensor at a time: weights into planes, or planes into weights. All else keeps its bytes.
+"""Shards rewritten one by one: weights into planes, or planes into weights. Everything else keeps its bytes.
 
-A file is as the safetensors library writes it. Both directions go through a shard in the order of the plain one, so that the
-digest of a plain shard's data is known on both sides: conversion writes it into the nested shard's metadata, restoration compares.
+Both directions go through a shard in the order of the plain one, so that the digest of a plain shard's data is known on both
+sides: conversion writes it into the nested shard's metadata, restoration compares.
 """
 
-import json
-import struct
-from collections.abc import Iterable, Mapping, Set
-from hashlib import sha256
+from collections.abc import Mapping, Set
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,12 +13,9 @@ import torch
 
 from nestedfp.checkpoint import DTYPE_BYTES, PLANES, CheckpointError, read_header
 from nestedfp.kernels import ops
-from nestedfp.offline.folder import new_folder, write_rest
-from nestedfp.offline.reading import Progress, Weight, read
-
-# The library sorts tensors by type, these first, so that each is aligned, then by name.
-_FIRST = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E8M0", "F8_E4M3", "F8_E5M2")
-DIGEST_KEY = "nestedfp_restored_sha256"  # of a converted shard's metadata: of the plain shard's data
+from nestedfp.offline.folder import Kinds, partial_folder, write_rest
+from nestedfp.offline.reading import Chunk, Progress, Weight, chunks
+from nestedfp.offline.writing import DIGEST_KEY, ShardWriter, in_file_order
 
 
 def rewrite(
@@ -42,115 +36,90 @@ def rewrite(
         progress: is told of bytes read.
 
     Returns:
-        The digest (SHA-256) of the data of each plain shard by the shard's name.
+        The digest (SHA-256) of the data of each plain shard by the shard's name; of shards that an interrupted run had written
+        the one in their metadata, if it is there.
 
     Raises:
-        CheckpointError: the source has changed, or planes are damaged.
-        OSError: a file cannot be read or written.
+        CheckpointError: the target was made by somebody else, the source has changed, planes are damaged.
+        OSError: a file cannot be read or written; what is done stays for the next run.
     """
-    digests: dict[str, str] = {}
-    places: dict[str, str] = {}
-    nbytes = 0
-    with new_folder(source, target) as made:
+    expected: Kinds = {
+        new: (weight.shard.name, dtype, shape)
+        for name, weight in weights.items()
+        for new, dtype, shape in _becomes(name, weight, nested)
+    }
+    nbytes = sum(DTYPE_BYTES[dtype] * prod(shape) for _, dtype, shape in expected.values())
+    digests = {}
+    with partial_folder(source, target, [sorted(nested), config]) as partial:
         for shard in sorted({weight.shard for weight in weights.values()}):
             held = {name: weight for name, weight in weights.items() if weight.shard == shard}
-            becomes = {name: _becomes(name, weight, nested) for name, weight in held.items()}
-            planned = {new: kind for kinds in becomes.values() for new, kind in kinds.items()}
-            digests[shard.name] = _rewrite_shard(shard, held, becomes, planned, made / shard.name, progress)
-            places |= dict.fromkeys(planned, shard.name)
-            nbytes += sum(DTYPE_BYTES[dtype] * prod(shape) for dtype, shape in planned.values())
-        write_rest(source, made, config, places, nbytes)
+            if (made := partial / shard.name).is_file():
+                digests[shard.name] = read_header(made)[1].get(DIGEST_KEY, "")
+                progress(sum(weight.nbytes for weight in held.values()))
+            else:
+                digests[shard.name] = _rewrite_shard(shard, held, nested, made, progress)
+        write_rest(source, partial, config, expected, nbytes)
     return digests
 
 
-Kind = tuple[str, tuple[int, ...]]  # a tensor's type and shape
-
-
-def _becomes(name: str, weight: Weight, nested: Set[str]) -> dict[str, Kind]:
-    """Return type and shape of what a weight is written as, by name: itself, or planes."""
+def _becomes(name: str, weight: Weight, nested: Set[str]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return name, type and shape of what a weight is written as."""
     if name not in nested:
-        return {name: (weight.dtype, weight.shape)}
-    return {name.removesuffix(".weight") + plane: ("U8", weight.shape) for plane in PLANES}
+        return [(name, weight.dtype, weight.shape)]
+    return [(name.removesuffix(".weight") + plane, "U8", weight.shape) for plane in PLANES]
 
 
-def _rewrite_shard(
-    shard: Path,
-    held: Mapping[str, Weight],
-    becomes: Mapping[str, Mapping[str, Kind]],
-    planned: Mapping[str, Kind],
-    made: Path,
-    progress: Progress,
-) -> str:
+def _rewrite_shard(shard: Path, held: Mapping[str, Weight], nested: Set[str], made: Path, progress: Progress) -> str:
     """Return the digest of the plain shard's data."""
+    planned = {
+        new: (dtype, shape) for name, weight in held.items() for new, dtype, shape in _becomes(name, weight, nested)
+    }
     metadata = read_header(shard)[1]
     known = metadata.pop(DIGEST_KEY, None)
-    plain = {name: "F16" if len(becomes[name]) == 2 else weight.dtype for name, weight in held.items()}
-    if any(len(kinds) == 2 for kinds in becomes.values()):
-        metadata = {"format": "pt", **metadata, DIGEST_KEY: "0" * 64}
-    digest = sha256()
-    header, begins = _header(planned, metadata)
-    with made.open("wb") as file:
-        for name in _in_file_order(plain):
-            pieces, data = _pieces(name, held[name], to_planes=len(becomes[name]) == 2)
-            digest.update(data)
-            for new, piece in zip(becomes[name], pieces, strict=True):
-                file.seek(begins[new])
-                file.write(piece)
-            progress(held[name].nbytes)
-        if DIGEST_KEY in metadata:
-            metadata[DIGEST_KEY] = digest.hexdigest()
-            header, _ = _header(planned, metadata)
-        file.seek(0)
-        file.write(header)
-    if known is not None and known != digest.hexdigest():
+    if nested & held.keys():
+        metadata.setdefault("format", "pt")
+        metadata[DIGEST_KEY] = "0" * 64
+    plain = {name: "F16" if name in nested else weight.dtype for name, weight in held.items()}
+    with ShardWriter(made, planned, metadata) as writer:
+        for chunk in chunks(held, in_file_order(plain)):
+            _write_chunk(writer, held[chunk.name], chunk, chunk.name in nested)
+            progress(sum(part.nbytes for part in chunk.parts))
+        digest = writer.finish()
+    if known is not None and known != digest:
+        made.unlink()
         raise CheckpointError(
-            f"{shard}: its planes do not join to the weights that it was made from (SHA-256 {digest.hexdigest()[:16]}..., "
-            f"expected {known[:16]}...); copy it again, or convert the original checkpoint again"
+            f"{shard}: its planes do not join to the weights that it was made from (SHA-256 {digest[:16]}..., expected "
+            f"{known[:16]}...); copy it again, or convert the original checkpoint again"
         )
-    return digest.hexdigest()
+    return digest
 
 
-def _pieces(name: str, weight: Weight, *, to_planes: bool) -> tuple[list[memoryview], memoryview]:
-    """Return the bytes of what a weight is written as, and those that the plain checkpoint has for it."""
-    parts = read(name, weight)
+def _write_chunk(writer: ShardWriter, weight: Weight, chunk: Chunk, to_planes: bool) -> None:
     if to_planes:
-        half = parts[0].to(torch.float16)
-        upper, lower, counts = ops.split(half)
+        half = chunk.parts[0].to(torch.float16)
+        upper, lower, counts = ops.split(half.view(1, -1))
         if counts.any():
-            raise CheckpointError(f"{weight.shard}: {name} has changed while it was being converted; convert again")
-        return [_bytes(upper), _bytes(lower)], _bytes(half)
-    if len(parts) == 2:
-        whole = ops.join(*parts)
-        # Not every wrong upper byte changes the joined weight, which is all that the digest knows.
-        if not all(map(torch.equal, ops.split(whole)[:2], parts)):
             raise CheckpointError(
-                f"{weight.shard}: {name}: its planes are damaged, no weight has such bytes; copy the shard again, or "
+                f"{weight.shard}: {chunk.name} has changed while it was being converted; convert again"
+            )
+        stem = chunk.name.removesuffix(".weight")
+        pieces = [(stem + name, chunk.first, _bytes(plane)) for name, plane in zip(PLANES, (upper, lower), strict=True)]
+        writer.write(pieces, _bytes(half))
+        return
+    if len(chunk.parts) == 2:
+        upper, lower = (part.view(1, -1) for part in chunk.parts)
+        whole = ops.join(upper, lower)
+        # Not every wrong upper byte changes the joined weight, which is all that the digest knows.
+        if not all(map(torch.equal, ops.split(whole)[:2], (upper, lower))):
+            raise CheckpointError(
+                f"{weight.shard}: {chunk.name}: its planes are damaged, no weight has such bytes; copy the shard again, or "
                 "convert the original checkpoint again"
             )
-        parts = [whole]
-    data = _bytes(parts[0])
-    return [data], data
+    else:
+        whole = chunk.parts[0]
+    data = _bytes(whole)
+    writer.write([(chunk.name, chunk.first * DTYPE_BYTES[weight.dtype], data)], data)
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.view(-1).view(torch.uint8).numpy().data
-
-
-def _in_file_order(dtypes: Mapping[str, str]) -> Iterable[str]:
-    """Return names of tensors in the order in which the safetensors library stores them."""
-    rank = {dtype: place for place, dtype in enumerate((*_FIRST, "I8", "U8", "BOOL"))}
-    return sorted(dtypes, key=lambda name: (rank.get(dtypes[name], len(rank)), name))
-
-
-def _header(tensors: Mapping[str, Kind], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """Return a file's first bytes, and where each tensor's data begin."""
-    entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-    ends = [0]
-    for name in _in_file_order({name: dtype for name, (dtype, _) in tensors.items()}):
-        dtype, shape = tensors[name]
-        ends.append(ends[-1] + DTYPE_BYTES[dtype] * prod(shape))
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": ends[-2:]}
-    raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    raw += b" " * (-len(raw) % 8)
-    first = 8 + len(raw)
-    return struct.pack("<Q", len(raw)) + raw, {name: first + entries[name]["data_offsets"][0] for name in tensors}

@@ -62,6 +62,7 @@ class RooflineStep:
     flops: int
     predicted_ms: float
     bound_by: str  # memory or arithmetic, for the linear layers
+    measured_ms: float | None = None
 
 
 def shape_of(config: Mapping[str, Any], matrices: Mapping[str, tuple[int, int]] | None, nested: set[str]) -> ModelShape:
@@ -139,9 +140,26 @@ def free_rows(gpu: Gpu, answers: str) -> int:
     return int(gpu.fp16_flops / gpu.bytes_per_s)
 
 
-def pays_from(steps: list[RooflineStep]) -> int | None:
+def measured_ms(table: Mapping[str, Any], answers: str, rows: int, context_tokens: int) -> float:
+    """Return what a step of decodes took by a table of the simulator (docs/simulator.md has the formula).
+
+    Raises:
+        CheckpointError: it is no such table.
+    """
+    try:
+        c = {key: float(value) for key, value in table["fp8" if answers == FAST else "fp16"].items()}
+        over = max(0.0, rows - c["knee_tokens"])
+        tokens_us = c["per_token_us"] * rows + c["over_knee_us"] * over + c["per_decode_us"] * rows
+        return c["fixed_ms"] + tokens_us * 1e-3 + c["per_kv_token_ns"] * rows * context_tokens * 1e-6
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"expected a table of the simulator with fp16 and fp8 coefficients, got none ({error!r})"
+        ) from None
+
+
+def pays_from(steps: list[RooflineStep], *, measured: bool) -> int | None:
     """Return the rows from which on fast steps save 5 % of the exact ones; None: they do not."""
-    times = {(each.rows, each.answers): each.predicted_ms for each in steps}
+    times = {(s.rows, s.answers): (s.measured_ms if measured else s.predicted_ms) or 0.0 for s in steps}
     costs = (StepCost(rows, times[rows, EXACT], times[rows, FAST]) for rows in sorted({s.rows for s in steps}))
     return StepCosts(tuple(costs)).fp8_pays_from()
 
@@ -149,29 +167,43 @@ def pays_from(steps: list[RooflineStep]) -> int | None:
 def report(gpu_name: str, steps: list[RooflineStep], context_tokens: int, ranks: int) -> dict[str, Any]:
     """Return all of it for JSON (docs/fidelity.md has the schema)."""
     gpu = GPUS[gpu_name]
+    has_measured = all(each.measured_ms for each in steps)
     return {
         "schema_version": 1,
         "gpu": {"name": gpu_name, **asdict(gpu)},
         "ranks": ranks,
         "context_tokens": context_tokens,
         "free_rows": {answers: free_rows(gpu, answers) for answers in (EXACT, FAST)},
-        "fast_pays_from_rows": pays_from(steps),
+        "fast_pays_from_rows": {
+            "predicted": pays_from(steps, measured=False),
+            "measured": pays_from(steps, measured=True) if has_measured else None,
+        },
         "steps": [asdict(each) for each in steps],
     }
 
 
 def table(found: Mapping[str, Any]) -> str:
     """Return the report for a terminal."""
-    lines = [f"{'rows':>5} {'':6} {'weights':>9} {'KV':>9} {'arithmetic':>12} {'at best':>9}"]
-    lines += [
-        f"{each['rows']:5} {each['answers']:6} {each['weight_bytes'] / 1e9:6.2f} GB {each['kv_bytes'] / 1e9:6.2f} GB "
-        f"{each['flops'] / 1e12:7.3f} TFLOP {each['predicted_ms']:6.2f} ms"
-        + (" (arithmetic)" if each["bound_by"] == "arithmetic" else "")
-        for each in found["steps"]
+    rows = sorted({each["rows"] for each in found["steps"]})
+    by = {(each["rows"], each["answers"]): each for each in found["steps"]}
+    measured = all(each["measured_ms"] for each in found["steps"])
+    lines = [
+        f"{'rows':>5} {'':6} {'weights':>9} {'KV':>9} {'arithmetic':>12} {'at best':>9}{'  measured' if measured else ''}"
     ]
-    free, pays = found["free_rows"], found["fast_pays_from_rows"]
-    lines.append(
-        f"rows that the weights' reading hides: {free[EXACT]} exact, {free[FAST]} fast; fast pays "
-        + (f"from {pays} rows on" if pays else "at no end")
+    for count in rows:
+        for answers in (EXACT, FAST):
+            each = by[count, answers]
+            lines.append(
+                f"{count:5} {answers:6} {each['weight_bytes'] / 1e9:6.2f} GB {each['kv_bytes'] / 1e9:6.2f} GB "
+                f"{each['flops'] / 1e12:7.3f} TFLOP {each['predicted_ms']:6.2f} ms"
+                + (f" {each['measured_ms']:6.2f} ms" if measured else "")
+                + (" (arithmetic)" if each["bound_by"] == "arithmetic" else "")
+            )
+    pays = found["fast_pays_from_rows"]
+    said = ", ".join(
+        f"{kind} from {pays[kind]} rows on" if pays[kind] else f"{kind} at no end"
+        for kind in ("predicted", "measured")[: 1 + measured]
     )
+    free = found["free_rows"]
+    lines.append(f"rows that the weights' reading hides: {free[EXACT]} exact, {free[FAST]} fast; fast pays: {said}")
     return "\n".join(lines)

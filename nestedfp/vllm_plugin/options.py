@@ -111,6 +111,7 @@ class PluginOptions:
         if unknown := [key for key in given if key not in known]:
             raise ValueError(
                 f"additional_config[{OPTIONS_KEY!r}]: unknown {unknown}, expected keys out of {sorted(known)}"
+                f"{_of_others(unknown)}"
             )
         if given.get("slo") is not None:
             slo_rule(given["slo"])
@@ -152,3 +153,18 @@ def slo_rule(given: Any) -> StepRule:
     if wrong or not all(type(ms) in (int, float) and 0 < ms <= MOST_SLO_MS for ms in given.values()):
         raise ValueError(f"slo: expected milliseconds above 0, up to a day, as in {USUAL_SLO_MS}; got {given!r:.200}")
     return USUAL_SHARES.rule(**{**USUAL_SLO_MS, **given})
+
+
+# Of the service's configuration, which has an SLO, a policy and fronts of its own.
+OF_THE_SERVICE = ("policy", "controller", "replicas", "routing", "http", "model", "engine", "admission")
+
+
+def _of_others(unknown: Sequence[Any]) -> str:
+    """Return where options belong that are the service's or vLLM's own; empty: nobody's."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    if named := [str(name) for name in unknown if name in OF_THE_SERVICE]:
+        return f"; {', '.join(named)}: of the service, whose configuration python -m deploy.serve --config reads"
+    if named := [str(name) for name in unknown if name in EngineArgs.__dataclass_fields__]:
+        return f"; {', '.join(named)}: vLLM's own: give --{named[0].replace('_', '-')} beside --additional-config"
+    return ""

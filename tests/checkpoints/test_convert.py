@@ -14,6 +14,7 @@ from nestedfp.cli.main import main
 from nestedfp.format import FORMAT_VERSION, join
 from nestedfp.offline import convert as offline_convert
 from nestedfp.offline import folder as offline_folder
+from nestedfp.offline import reading
 from nestedfp.offline import rewrite as offline_rewrite
 from nestedfp.offline.convert import convert, restore
 from nestedfp.offline.inspect import inspect
@@ -149,6 +150,14 @@ def test_an_existing_target_is_left_alone(tmp_path):
     assert (tmp_path / "b" / "precious").read_text() == "x"
 
 
+def test_a_folder_of_the_users_with_a_name_like_a_temporary_one_is_left_alone(tmp_path):
+    (tmp_path / "b.partial").mkdir()
+    (tmp_path / "b.partial" / "precious").write_text("x")
+    convert(write(tmp_path / "a", weights()), tmp_path / "b")
+    assert (tmp_path / "b.partial" / "precious").read_text() == "x"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "b.partial"]
+
+
 def before_the_rest(monkeypatch, act):
     """Have ``act(partial folder)`` happen once, when the shards of a conversion are written."""
     rest = offline_rewrite.write_rest
@@ -161,20 +170,38 @@ def before_the_rest(monkeypatch, act):
     monkeypatch.setattr(offline_rewrite, "write_rest", write_rest)
 
 
-def test_of_two_conversions_to_one_target_the_first_that_ends_stays(tmp_path, monkeypatch, capsys):
+def test_of_two_conversions_to_one_target_one_is_refused_and_the_other_is_whole(tmp_path, monkeypatch, capsys):
     source, other = write(tmp_path / "a", weights()), write(tmp_path / "c", weights(torch.bfloat16))
-    before_the_rest(monkeypatch, lambda _: main(["convert", str(other), str(tmp_path / "b")]))
-    assert main(["convert", str(source), str(tmp_path / "b")]) == 2
-    assert "cannot be read or written" in (said := capsys.readouterr().err)
-    assert said.count("\n") == 1
+
+    def run(*sources):
+        return [main(["convert", str(each), str(tmp_path / "b")]) for each in sources]
+
+    before_the_rest(monkeypatch, lambda _: run(source, other))
+    assert run(source) == [2]
+    said = capsys.readouterr().err
+    assert "another run is making it" in said
+    assert "was made by somebody else meanwhile" in said
     assert read(tmp_path / "b")[EMBED].dtype == torch.bfloat16
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
 
 
-def test_a_source_that_changes_meanwhile_is_not_converted(tmp_path, monkeypatch):
+@pytest.mark.parametrize("change", ["lose a tensor", "lose a shard", "replace the source"])
+def test_a_result_that_does_not_hold_all_of_the_source_does_not_appear(tmp_path, monkeypatch, change):
     source = write(tmp_path / "a", weights())
-    before_the_rest(monkeypatch, lambda _: write(source, weights(torch.bfloat16)))
-    with pytest.raises(CheckpointError, match="changed while it was being read"):
+
+    def spoil(partial):
+        if change == "replace the source":
+            write(source, weights(torch.bfloat16))
+        shard = partial / "model.safetensors"
+        if change == "lose a tensor":
+            kept = read(partial)
+            del kept[EMBED]
+            save_file(kept, shard)
+        if change == "lose a shard":
+            shard.rename(shard.with_name("other.safetensors"))
+
+    before_the_rest(monkeypatch, spoil)
+    with pytest.raises(CheckpointError, match=r"changed while it was being read|the disk lost what was written"):
         convert(source, tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -388,16 +415,29 @@ def test_a_plain_checkpoint_is_not_restored(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch, capsys, error):
+def test_an_interrupted_run_goes_on_with_the_shards_that_are_missing(tmp_path, monkeypatch, capsys, error):
     source = sharded(tmp_path / "a", *halves())
+    rewritten, original = [], offline_rewrite._rewrite_shard
 
-    def fail(_):
-        raise error
+    def rewrite_shard(shard, *others):
+        rewritten.append(shard.name)
+        if rewritten == ["model-1.safetensors", "model-2.safetensors"]:
+            made = others[2]
+            made.with_name(f"{made.name}.tmp").write_text("half")  # as a killed process leaves it
+            raise error
+        return original(shard, *others)
 
-    before_the_rest(monkeypatch, fail)
-    assert main(["convert", str(source), str(tmp_path / "b")]) in (2, 130)
+    monkeypatch.setattr(offline_rewrite, "_rewrite_shard", rewrite_shard)
+    command = ["convert", str(source), str(tmp_path / "b")]
+    assert main(command) in (2, 130)
     assert capsys.readouterr().err.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert not (tmp_path / "b").exists()
+    assert main(command) == 0
+    assert rewritten == ["model-1.safetensors", "model-2.safetensors", "model-2.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    restore(tmp_path / "b", tmp_path / "c")
+    assert digests(tmp_path / "c") == digests(source)
+    assert not list((tmp_path / "b").glob("*.tmp"))
 
 
 def test_a_disk_without_room_is_named_before_the_shards_are_read(tmp_path, monkeypatch, capsys):
@@ -407,6 +447,14 @@ def test_a_disk_without_room_is_named_before_the_shards_are_read(tmp_path, monke
     assert main(["convert", str(write(tmp_path / "a", weights())), str(tmp_path / "b")]) == 2
     assert "the disk has 0.00 GB free; make room" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_layer_of_several_chunks_is_converted_as_one_of_one(tmp_path, monkeypatch):
+    source = sharded(tmp_path / "a", *halves())
+    monkeypatch.setattr(reading, "CHUNK_ELEMENTS", 1000)
+    convert(source, tmp_path / "b")
+    restore(tmp_path / "b", tmp_path / "c")
+    assert digests(tmp_path / "c") == digests(source)
 
 
 @pytest.mark.parametrize("config", [{"model_type": "gemma2"}, {"text_config": {"model_type": "gemma3_text"}}])

@@ -14,7 +14,7 @@ from nestedfp.format import LIMIT, split, upper_to_float
 from nestedfp.nested_weight import NestedWeight, nest
 from nestedfp.offline.convert import convert
 from nestedfp.offline.inspect import inspect
-from nestedfp.offline.profile import Profile, profile_of
+from nestedfp.offline.profile import Profile, Tally
 
 LAYER = "model.layers.{}.mlp.{}_proj"
 
@@ -26,6 +26,13 @@ def write(folder, tensors):
     return folder
 
 
+def of(tensor, parts=1):
+    tally = Tally(tensor.dtype)
+    for part in tensor.chunk(parts):
+        tally.add(part)
+    return tally.profile()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_profile_is_what_torch_counts(dtype):
     torch.manual_seed(0)
@@ -35,7 +42,7 @@ def test_a_profile_is_what_torch_counts(dtype):
     if dtype is torch.bfloat16:
         weight.view(-1)[7] = 65280.0  # the largest that does not overflow
     half, values = weight.half(), weight.double()
-    got, inside = profile_of(weight), half.abs() <= LIMIT
+    got, inside = of(weight, 3), half.abs() <= LIMIT
     error = torch.where(inside, half.double() - upper_to_float(split(half.clamp(-LIMIT, LIMIT))[0]).double(), 0)
     assert (got.total, got.nonfinite, got.overflowed) == (weight.numel(), 0, 0)
     assert got.outliers == int((~inside).sum())
@@ -49,16 +56,14 @@ def test_a_profile_is_what_torch_counts(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_faults_are_counted(dtype):
     weight = torch.tensor([float("nan"), float("inf"), 1.0, -2.0]).to(dtype)
-    assert profile_of(weight).fault == "2 of 4 weights are NaN or infinite"
+    assert of(weight).fault == "2 of 4 weights are NaN or infinite"
     if dtype is not torch.float16:
-        assert profile_of(torch.tensor([1e6, 1.0, -7e4]).to(dtype)).fault.startswith(
-            "2 values beyond FP16's 65504 overflow"
-        )
+        assert of(torch.tensor([1e6, 1.0, -7e4]).to(dtype)).fault.startswith("2 values beyond FP16's 65504 overflow")
 
 
 def test_profiles_of_parts_add_up():
     weight = torch.randn(64, 8).half() * 2
-    whole, sum_ = profile_of(weight), sum(map(profile_of, weight.split(16)), Profile())
+    whole, sum_ = of(weight), sum(map(of, weight.split(16)), Profile())
     assert sum_.fp8_error == pytest.approx(whole.fp8_error)
     assert (sum_.minimum, sum_.maximum, sum_.outliers) == (whole.minimum, whole.maximum, whole.outliers)
 
@@ -95,7 +100,7 @@ def test_verdicts_are_the_loaders(mixed):
 
 
 def test_the_command_prints_a_table_and_writes_json_and_a_picture(mixed, tmp_path, capsys):
-    command = ["inspect", str(mixed), "--json", str(tmp_path / "i.json")]
+    command = ["inspect", str(mixed), "--json", str(tmp_path / "i.json"), "--plot", str(tmp_path / "i.svg")]
     assert main(command) == 0
     printed = capsys.readouterr()
     assert "gate_up               6      3      1      2" in printed.out
@@ -106,6 +111,7 @@ def test_the_command_prints_a_table_and_writes_json_and_a_picture(mixed, tmp_pat
     assert report["gemms"]["down_proj"]["outliers"] == 3
     layer = next(each for each in report["layers"] if each["module"] == LAYER.format(0, "down"))
     assert (layer["maximum"], layer["dtype"], layer["shape"]) == (3.0, "F16", [64, 64])
+    assert "<svg" in (tmp_path / "i.svg").read_text()
 
 
 def test_headers_alone_say_what_may_be_nested(mixed, tmp_path, capsys):
@@ -138,6 +144,7 @@ def test_a_weight_that_fp16_cannot_hold_is_a_fault_and_an_exit_status(tmp_path, 
         (["{none}"], "no config.json; expected a Hugging Face checkpoint folder"),
         (["{empty}"], "no config.json"),
         (["{fp8}"], "quantised already (fp8)"),
+        (["{good}", "--plot", "{empty}/x.y"], "expected a file such as ranges.svg"),
         (["{good}", "--json", "{none}/x.json"], "cannot be read or written"),
     ],
 )

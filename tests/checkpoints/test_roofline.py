@@ -1,4 +1,4 @@
-"""Bytes, arithmetic and least times of a step, against numbers worked out by hand."""
+"""Bytes, arithmetic and least times of a step, against numbers worked out by hand and against measured tables."""
 
 import json
 
@@ -10,6 +10,7 @@ from nestedfp.offline import roofline
 from nestedfp.offline.roofline import EXACT, FAST, GPUS
 
 LLAMA = str(ROOT / "models" / "llama-8b-shape")
+MEASURED = ROOT / "simulator" / "engine" / "tables" / "h100-llama-8b-load.json"
 
 
 @pytest.fixture
@@ -50,12 +51,24 @@ def test_headers_and_config_agree_on_a_model_that_has_both():
     assert read.plain == made.plain == ((4096, 256),)
 
 
-def test_the_table_says_from_where_on_fast_pays(tmp_path, capsys):
-    assert main(["roofline", LLAMA, "--json", str(tmp_path / "r.json")]) == 0
-    assert "fast pays from 1 rows on" in capsys.readouterr().out
+def test_measured_steps_are_slower_than_the_best_and_within_a_factor(tmp_path, capsys):
+    command = ["roofline", LLAMA, "--measured", str(MEASURED), "--json", str(tmp_path / "r.json")]
+    assert main([*command, "--plot", str(tmp_path / "r.svg")]) == 0
+    assert "fast pays: predicted from 1 rows on, measured from 1 rows on" in capsys.readouterr().out
     report = json.loads((tmp_path / "r.json").read_text())
+    assert all(1 < step["measured_ms"] / step["predicted_ms"] < 2.5 for step in report["steps"])
     assert report["free_rows"] == {"exact": 295, "fast": 295}
-    assert len(report["steps"]) == 24
+    assert "<svg" in (tmp_path / "r.svg").read_text()
+
+
+def test_the_formula_is_the_simulators():
+    from simulator.engine.cost_table import read_table
+
+    table, raw = read_table(MEASURED), json.loads(MEASURED.read_text())
+    for rows in (1, 100, 1000):
+        for answers, costs in ((EXACT, table.fp16), (FAST, table.fp8)):
+            expected = costs.step_s(rows, rows, rows * 300) * 1e3
+            assert roofline.measured_ms(raw, answers, rows, 300) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +79,7 @@ def test_the_table_says_from_where_on_fast_pays(tmp_path, capsys):
         (["{none}"], "no config.json"),
         ([LLAMA, "--gpu", "Z80"], "expected one of H100"),
         ([LLAMA, "--ranks", "0"], "expected --ranks of 1 or more"),
+        ([LLAMA, "--measured", "{bare}/config.json"], "expected a table of the simulator"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, words, said):
