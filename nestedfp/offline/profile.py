@@ -79,7 +79,7 @@ class Tally:
     def add(self, chunk: torch.Tensor) -> None:
         """Count a contiguous chunk of any shape."""
         if not self._by_pattern:
-            self._cast += sum(map(_cast_of, chunk.reshape(-1).split(CAST_ELEMENTS)), Profile())
+            self._cast += sum(map(_cast_of, torch.split(chunk.reshape(-1), CAST_ELEMENTS)), Profile())
             chunk = chunk.to(torch.float16)
         self._counts += ops.histogram(chunk)
 
