@@ -1,5 +1,4 @@
-// Constants of the per-token activation quantiser: the C++ twin of nestedfp/kernels/activations.py, which has the
-// prose.
+// Constants of the per-token activation quantiser.
 #pragma once
 
 namespace nestedfp {

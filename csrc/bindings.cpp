@@ -9,9 +9,7 @@
 
 #include "checks.h"
 #include "cpu/kernels/kernels.h"
-#include "cpu/ops_cpu.h"
 #include "mode.h"
-#include "shared_constants.h"
 
 namespace nestedfp {
 namespace {
@@ -43,11 +41,6 @@ bool is_mixed() { return mode_in_force().rows > 0; }
 // Where the mode is, as an integer, for the library of CUDA kernels, which reads it in every call.
 int64_t mode_address() { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(&mode_in_force())); }
 
-// For nestedfp/kernels/ops.py, which compares.
-std::string shared_constants() {
-    return shared_constants_text({{"panel_rows", cpu::kPanel}, {"pair", cpu::kPairBytes / cpu::kPanel}});
-}
-
 std::string cpu_isa() { return cpu::kernels().isa; }
 
 }  // namespace
@@ -55,11 +48,10 @@ std::string cpu_isa() { return cpu::kernels().isa; }
 
 STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("split(Tensor weight) -> (Tensor upper, Tensor lower, Tensor counts)");
-    m.def("list_outliers(Tensor weight, int count) -> (Tensor rows, Tensor cols, Tensor deltas)");
     m.def("join(Tensor upper, Tensor lower) -> Tensor");
     m.def("histogram(Tensor weight) -> Tensor");
     m.def("pack(Tensor upper, Tensor lower) -> (Tensor packed_upper, Tensor packed_lower)");
-    m.def("unpack(Tensor upper, Tensor lower, int n, int k) -> (Tensor plain_upper, Tensor plain_lower)");
+    m.def("join_rows(Tensor upper, Tensor lower, int n, int k, int first_row, int rows) -> Tensor");
     m.def(
         "linear(Tensor x, Tensor upper, Tensor lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
         "Tensor? outlier_deltas, SymInt n, SymInt k, bool quantize_activations) -> Tensor");
@@ -75,28 +67,14 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
         "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float epsilon) -> (Tensor carrier, Tensor scales, "
         "Tensor sum)");
     m.def("silu_and_mul(Tensor x) -> (Tensor carrier, Tensor scales)");
-    // Operands for a library's GEMM, on a GPU alone.
-    m.def("join_rows(Tensor upper, Tensor lower, int n, int k, int first_row, int rows) -> Tensor");
+    // On a GPU alone.
     m.def("quantize_rows(Tensor x) -> (Tensor codes, Tensor scales)");
     m.def("set_mode(int mode) -> ()");
     m.def("set_mixed(Tensor is_exact) -> ()");
     m.def("get_mode() -> int");
     m.def("is_mixed() -> bool");
     m.def("mode_address() -> int");
-    m.def("shared_constants() -> str");
     m.def("cpu_isa() -> str");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
-    m.impl("split", TORCH_BOX(&nestedfp::split_cpu));
-    m.impl("list_outliers", TORCH_BOX(&nestedfp::list_outliers_cpu));
-    m.impl("join", TORCH_BOX(&nestedfp::join_cpu));
-    m.impl("histogram", TORCH_BOX(&nestedfp::histogram_cpu));
-    m.impl("pack", TORCH_BOX(&nestedfp::pack_cpu));
-    m.impl("unpack", TORCH_BOX(&nestedfp::unpack_cpu));
-    m.impl("linear", TORCH_BOX(&nestedfp::linear_cpu));
-    m.impl("linear_exact", TORCH_BOX(&nestedfp::linear_exact_cpu));
-    m.impl("linear_carried", TORCH_BOX(&nestedfp::linear_carried_cpu));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CompositeExplicitAutograd, m) {
@@ -105,6 +83,5 @@ STABLE_TORCH_LIBRARY_IMPL(nestedfp, CompositeExplicitAutograd, m) {
     m.impl("get_mode", TORCH_BOX(&nestedfp::get_mode));
     m.impl("is_mixed", TORCH_BOX(&nestedfp::is_mixed));
     m.impl("mode_address", TORCH_BOX(&nestedfp::mode_address));
-    m.impl("shared_constants", TORCH_BOX(&nestedfp::shared_constants));
     m.impl("cpu_isa", TORCH_BOX(&nestedfp::cpu_isa));
 }

@@ -13,6 +13,8 @@ import torch
 from nestedfp.format import LIMIT, OUTLIER_LIMIT_FRACTION
 from nestedfp.kernels import ops
 
+ROWS = 4096  # looked through at a time
+
 
 @dataclass(frozen=True, slots=True)
 class NestedWeight:
@@ -75,7 +77,14 @@ def nest_together(*weights: torch.Tensor) -> list[NestedWeight] | NotNested:
         return NotNested(reason, outliers, nonfinite)
     nested = []
     for weight, (upper, lower, counts) in zip(plain, parts, strict=True):
-        listed = int(counts[0])
-        lists = ops.list_outliers(weight, listed) if listed else (None, None, None)
-        nested.append(NestedWeight(upper, lower, *lists))
+        nested.append(NestedWeight(upper, lower, *(_listed(weight) if counts[0] else (None, None, None))))
     return nested
+
+
+def _listed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return rows, columns and deltas of the weights beyond 1.75, in row-major order."""
+    found = [torch.nonzero(part.abs() > LIMIT) for part in torch.split(weight, ROWS)]
+    rows = torch.cat([place[:, 0] + i * ROWS for i, place in enumerate(found)])
+    cols = torch.cat([place[:, 1] for place in found])
+    values = weight[rows, cols].float()
+    return rows.int(), cols.int(), values - values.clamp(-LIMIT, LIMIT)

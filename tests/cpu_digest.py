@@ -54,7 +54,7 @@ def digests() -> dict[str, str]:
             cols = torch.randint(k, (outliers,), generator=generator, dtype=torch.int32)
             lists = (rows, cols, torch.randn(outliers, generator=generator))
         bias = torch.randn(n, generator=generator)
-        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for dtype in (torch.float16, torch.float32):
             x = torch.randn(tokens, k, generator=generator).to(dtype)
             for mode in Mode:
                 for quantize in (False, True):

@@ -9,7 +9,7 @@ from pathlib import Path
 import emulated
 from gemm_library import CSRC
 
-HOST = ("host/launch.cpp", "host/tile_list.cpp", "host/semaphores.cpp")
+HOST = ("host/launch.cpp", "host/semaphores.cpp")
 UNSIGNED_INDEX = "-Wno-sign-compare"  # threadIdx is compared with int
 
 

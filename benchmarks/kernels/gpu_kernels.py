@@ -45,7 +45,6 @@ __all__ = [
     "quantize",
     "split",
     "tiles",
-    "unpack",
     "valid_configs",
 ]
 
@@ -90,15 +89,6 @@ def pack(upper: torch.Tensor, lower: torch.Tensor) -> PackedWeight:
     pointers = (upper.data_ptr(), lower.data_ptr(), packed_upper.data_ptr(), packed_lower.data_ptr())
     check(library().nestedfp_pack(*pointers, n, k, _stream()), "pack")
     return PackedWeight(packed_upper, packed_lower, n, k)
-
-
-def unpack(weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
-    """Undo ``pack``."""
-    upper = torch.empty(weight.n, weight.k, dtype=torch.uint8, device=weight.upper.device)
-    lower = torch.empty_like(upper)
-    pointers = (weight.upper.data_ptr(), weight.lower.data_ptr(), upper.data_ptr(), lower.data_ptr())
-    check(library().nestedfp_unpack(*pointers, weight.n, weight.k, _stream()), "unpack")
-    return upper, lower
 
 
 def quantize(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> None:

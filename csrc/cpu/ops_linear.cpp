@@ -1,11 +1,13 @@
 // The linear op on CPU tensors: checks, scratch, and how the work is cut into tiles. Arithmetic lives in cpu/kernels/.
+#include <torch/csrc/stable/library.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <vector>
 
 #include "checks.h"
-#include "cpu/ops_cpu.h"
+#include "cpu/kernels/kernels.h"
 #include "mode.h"
 
 namespace nestedfp {
@@ -21,18 +23,10 @@ constexpr int64_t kPackedFloats = int64_t{4} << 20;
 constexpr int64_t kCachedFloats = int64_t{64} << 10;
 
 cpu::Element element_of(const char* op, const char* name, const Tensor& tensor) {
-    switch (tensor.scalar_type()) {
-        case ScalarType::Float:
-            return cpu::Element::kFloat;
-        case ScalarType::Half:
-            return cpu::Element::kHalf;
-        case ScalarType::BFloat16:
-            return cpu::Element::kBFloat16;
-        default:
-            STD_TORCH_CHECK(false, op, ": expected ", name, " of dtype Half, BFloat16 or Float, got ",
-                            name_of(tensor.scalar_type()));
-    }
-    return cpu::Element::kFloat;
+    const bool is_half = tensor.scalar_type() == ScalarType::Half;
+    STD_TORCH_CHECK(is_half || tensor.scalar_type() == ScalarType::Float, op, ": expected ", name,
+                    " of dtype Half or Float, got ", name_of(tensor.scalar_type()));
+    return is_half ? cpu::Element::kHalf : cpu::Element::kFloat;
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -213,7 +207,8 @@ Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, T
         args.outlier_rows = static_cast<const int32_t*>(outlier_rows->const_data_ptr());
         args.outlier_cols = static_cast<const int32_t*>(outlier_cols->const_data_ptr());
         args.outlier_deltas = static_cast<const float*>(outlier_deltas->const_data_ptr());
-        // The lists index memory, so they are checked even though nobody but nestedfp::list_outliers should make them.
+        // The lists index memory, so they are checked even though nobody but nestedfp/nested_weight.py should make
+        // them.
         for (int64_t i = 0; i < count; ++i) {
             const int32_t row = args.outlier_rows[i];
             const int32_t col = args.outlier_cols[i];
@@ -233,8 +228,6 @@ Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, T
     return run_by_row(x, n, k, run);
 }
 
-}  // namespace
-
 Tensor linear_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, std::optional<Tensor> outlier_rows,
                   std::optional<Tensor> outlier_cols, std::optional<Tensor> outlier_deltas, int64_t n, int64_t k,
                   bool quantize_activations) {
@@ -249,6 +242,7 @@ Tensor linear_exact_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tens
                      n, k, false);
 }
 
+// A CPU's carrier holds FP16 activations in both modes: they are quantised here.
 Tensor linear_carried_cpu(Tensor carrier, Tensor scales, Tensor upper, Tensor lower, std::optional<Tensor> bias,
                           int64_t n, int64_t k) {
     const char* const op = "nestedfp::linear_carried";
@@ -262,4 +256,11 @@ Tensor linear_carried_cpu(Tensor carrier, Tensor scales, Tensor upper, Tensor lo
     return linear_cpu(carrier, upper, lower, bias, std::nullopt, std::nullopt, std::nullopt, n, k, true);
 }
 
+}  // namespace
 }  // namespace nestedfp
+
+STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
+    m.impl("linear", TORCH_BOX(&nestedfp::linear_cpu));
+    m.impl("linear_exact", TORCH_BOX(&nestedfp::linear_exact_cpu));
+    m.impl("linear_carried", TORCH_BOX(&nestedfp::linear_carried_cpu));
+}

@@ -1,5 +1,6 @@
-// The ops that make and rearrange planes: split, list_outliers, join, histogram, pack, unpack. They run once per layer,
+// The ops that make and rearrange planes: split, join, histogram, pack, join_rows. They run once per layer,
 // while loading or offline.
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -9,14 +10,13 @@
 #include <vector>
 
 #include "checks.h"
-#include "cpu/kernels/half.h"
-#include "cpu/ops_cpu.h"
+#include "cpu/kernels/kernels.h"
 #include "format.h"
 
 namespace nestedfp {
 namespace {
 
-// Two planes of one matrix, not packed.
+// Two planes of one matrix.
 void check_planes(const char* op, const Tensor& upper, const Tensor& lower) {
     check_cpu(op, "upper", upper);
     check_cpu(op, "lower", lower);
@@ -35,28 +35,10 @@ uint8_t* bytes_of(const Tensor& tensor) { return static_cast<uint8_t*>(tensor.mu
 
 const uint8_t* const_bytes_of(const Tensor& tensor) { return static_cast<const uint8_t*>(tensor.const_data_ptr()); }
 
-// Copies one plane between row-major [N, K] and panels (cpu/kernels/kernels.h). `move` gets the packed and the
-// row-major index of a byte.
-template <class Move, class Pad>
-void for_each_packed(int64_t n, int64_t k, const Move& move, const Pad& pad) {
-    const int64_t pairs = cpu::pair_count(k);
-    const int64_t panel_work = 2 * pairs * cpu::kPanel;
-    torch::stable::parallel_for(0, cpu::panel_count(n), kGrain / panel_work + 1, [&](int64_t begin, int64_t end) {
-        for (int64_t panel = begin; panel < end; ++panel) {
-            for (int64_t pair = 0; pair < pairs; ++pair) {
-                const int64_t start = (panel * pairs + pair) * cpu::kPairBytes;
-                for (int64_t i = 0; i < cpu::kPairBytes; ++i) {
-                    const int64_t row = panel * cpu::kPanel + i / 2;
-                    const int64_t col = 2 * pair + i % 2;
-                    if (row < n && col < k) {
-                        move(start + i, row * k + col);
-                    } else {
-                        pad(start + i);
-                    }
-                }
-            }
-        }
-    });
+// Where a weight's byte is in a plane of panels (cpu/kernels/kernels.h).
+int64_t packed_place(int64_t row, int64_t col, int64_t k) {
+    const int64_t pair = row / cpu::kPanel * cpu::pair_count(k) + col / 2;
+    return pair * cpu::kPairBytes + row % cpu::kPanel * 2 + col % 2;
 }
 
 // A block of whole pairs of one panel of 16 rows that all exist: 16-bit pairs are transposed from rows to panel order.
@@ -94,8 +76,6 @@ Tensor empty_bytes(const Tensor& like, int64_t rows, int64_t cols) {
     return torch::stable::new_empty(like, {shape, 2}, ScalarType::Byte);
 }
 
-}  // namespace
-
 std::tuple<Tensor, Tensor, Tensor> split_cpu(Tensor weight) {
     const char* const op = "nestedfp::split";
     check_cpu(op, "weight", weight);
@@ -123,41 +103,6 @@ std::tuple<Tensor, Tensor, Tensor> split_cpu(Tensor weight) {
     totals[0] = outliers;
     totals[1] = nonfinite;
     return {upper, lower, counts};
-}
-
-std::tuple<Tensor, Tensor, Tensor> list_outliers_cpu(Tensor weight, int64_t count) {
-    const char* const op = "nestedfp::list_outliers";
-    check_cpu(op, "weight", weight);
-    check_dtype(op, "weight", weight, ScalarType::Half);
-    check_matrix(op, "weight", weight);
-    check_contiguous(op, "weight", weight);
-    STD_TORCH_CHECK(weight.size(0) <= INT32_MAX && weight.size(1) <= INT32_MAX, op,
-                    ": expected N and K below 2^31, got ", shape_of(weight));
-    STD_TORCH_CHECK(count >= 0, op, ": expected count >= 0, got ", count);
-    const int64_t shape[] = {count};
-    const Tensor rows = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Int);
-    const Tensor cols = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Int);
-    const Tensor deltas = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Float);
-    auto* const row_out = static_cast<int32_t*>(rows.mutable_data_ptr());
-    auto* const col_out = static_cast<int32_t*>(cols.mutable_data_ptr());
-    auto* const delta_out = static_cast<float*>(deltas.mutable_data_ptr());
-
-    const auto* const words = static_cast<const uint16_t*>(weight.const_data_ptr());
-    const int64_t k = weight.size(1);
-    int64_t found = 0;
-    for (int64_t i = 0; i < weight.numel(); ++i) {
-        if (is_nestable(words[i]) || !is_finite(words[i])) continue;
-        if (found < count) {
-            row_out[found] = static_cast<int32_t>(i / k);
-            col_out[found] = static_cast<int32_t>(i % k);
-            delta_out[found] = cpu::to_float(cpu::Half{words[i]}) - cpu::to_float(cpu::Half{clamp_to_limit(words[i])});
-        }
-        ++found;
-    }
-    STD_TORCH_CHECK(found == count, op, ": expected count=", found,
-                    " (the finite elements with |w| > 1.75), got count=", count,
-                    "; pass the count that nestedfp::split returned");
-    return {rows, cols, deltas};
 }
 
 Tensor join_cpu(Tensor upper, Tensor lower) {
@@ -231,41 +176,48 @@ std::tuple<Tensor, Tensor> pack_cpu(Tensor upper, Tensor lower) {
             });
         return {packed_upper, packed_lower};
     }
-    for_each_packed(
-        n, k,
-        [&](int64_t packed, int64_t plain) {
-            upper_out[packed] = upper_in[plain];
-            lower_out[packed] = static_cast<uint8_t>(lower_to_residual(lower_in[plain]));
-        },
-        [&](int64_t packed) { upper_out[packed] = lower_out[packed] = 0; });
+    std::fill_n(upper_out, packed_upper.numel(), 0);
+    std::fill_n(lower_out, packed_lower.numel(), 0);
+    torch::stable::parallel_for(0, n, kGrain / k + 1, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            for (int64_t col = 0; col < k; ++col) {
+                const int64_t place = packed_place(row, col, k);
+                upper_out[place] = upper_in[row * k + col];
+                lower_out[place] = residual_byte(lower_in[row * k + col]);
+            }
+        }
+    });
     return {packed_upper, packed_lower};
 }
 
-std::tuple<Tensor, Tensor> unpack_cpu(Tensor upper, Tensor lower, int64_t n, int64_t k) {
-    const char* const op = "nestedfp::unpack";
-    STD_TORCH_CHECK(n >= 1 && k >= 1, op, ": expected n, k >= 1, got n=", n, ", k=", k);
-    check_cpu(op, "upper", upper);
-    check_cpu(op, "lower", lower);
-    check_dtype(op, "upper", upper, ScalarType::Byte);
-    check_dtype(op, "lower", lower, ScalarType::Byte);
+Tensor join_rows_cpu(Tensor upper, Tensor lower, int64_t n, int64_t k, int64_t first_row, int64_t rows) {
+    const char* const op = "nestedfp::join_rows";
+    STD_TORCH_CHECK(n >= 1 && k >= 1 && first_row >= 0 && rows >= 1 && first_row + rows <= n, op,
+                    ": expected n, k >= 1 and rows of 0 to n, got n=", n, ", k=", k, ", ", rows, " rows from ",
+                    first_row, " on");
+    check_planes(op, upper, lower);
     check_shape(op, "upper from nestedfp::pack", upper, cpu::panel_count(n), cpu::pair_count(k) * cpu::kPairBytes);
-    check_shape(op, "lower from nestedfp::pack", lower, cpu::panel_count(n), cpu::pair_count(k) * cpu::kPairBytes);
-    check_contiguous(op, "upper", upper);
-    check_contiguous(op, "lower", lower);
-    const Tensor plain_upper = empty_bytes(upper, n, k);
-    const Tensor plain_lower = empty_bytes(upper, n, k);
-    const uint8_t* const upper_in = const_bytes_of(upper);
-    const uint8_t* const lower_in = const_bytes_of(lower);
-    uint8_t* const upper_out = bytes_of(plain_upper);
-    uint8_t* const lower_out = bytes_of(plain_lower);
-    for_each_packed(
-        n, k,
-        [&](int64_t packed, int64_t plain) {
-            upper_out[plain] = upper_in[packed];
-            lower_out[plain] = residual_to_lower(upper_in[packed], static_cast<int8_t>(lower_in[packed]));
-        },
-        [](int64_t) {});
-    return {plain_upper, plain_lower};
+    const int64_t shape[] = {rows, k};
+    const Tensor weight = torch::stable::new_empty(upper, {shape, 2}, ScalarType::Half);
+    const uint8_t* const high = const_bytes_of(upper);
+    const uint8_t* const low = const_bytes_of(lower);
+    auto* const words = static_cast<uint16_t*>(weight.mutable_data_ptr());
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t col = 0; col < k; ++col) {
+            const int64_t place = packed_place(first_row + row, col, k);
+            words[row * k + col] = join_residual(high[place], static_cast<int8_t>(low[place]));
+        }
+    }
+    return weight;
 }
 
+}  // namespace
 }  // namespace nestedfp
+
+STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
+    m.impl("split", TORCH_BOX(&nestedfp::split_cpu));
+    m.impl("join", TORCH_BOX(&nestedfp::join_cpu));
+    m.impl("histogram", TORCH_BOX(&nestedfp::histogram_cpu));
+    m.impl("pack", TORCH_BOX(&nestedfp::pack_cpu));
+    m.impl("join_rows", TORCH_BOX(&nestedfp::join_rows_cpu));
+}

@@ -1,10 +1,10 @@
-"""Writes what follows from the list of tiles (tiles.inc): run by CMake, into the build folder.
+"""Writes what follows from the lists of tiles: run by CMake, into the build folder.
 
 python csrc/cuda/generate_tiles.py FOLDER [NUMBER ...]
 
-All tiles, or those of these numbers, for whoever looks at a few:
+All tiles, or those of these numbers in tiles.inc, for whoever looks at a few:
 
-* ``tiles_<i>.cu``: explicit instantiations, a few tiles each, so that they compile in parallel.
+* ``tiles_<i>.cu``, ``mixed_tiles_<i>.cu``: explicit instantiations, a few tiles each, so that they compile in parallel.
 * ``wgmma.inc``: a wrapper for every wgmma form that the tiles use.
 
 Prints the .cu files, one a line. A file that would not change is left alone, so that nothing is compiled for nothing.
@@ -13,77 +13,25 @@ Prints the .cu files, one a line. A file that would not change is left alone, so
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-TILES = Path(__file__).with_name("tiles.inc")
-MIXED_TILES = Path(__file__).with_name("mixed_tiles.inc")
 TILES_PER_FILE = 4
-TOKENS = range(16, 321, 16)  # that the epilogue can store and the registers hold
 WGMMA_TOKENS = 256  # N of a wgmma, at most
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """One line of tiles.inc."""
-
-    precision: str  # "kFp16" or "kFp8"
-    arguments: str  # of the template: precision first
-    tokens: int
-
-    @property
-    def instructions(self) -> int:
-        """wgmmas that compute all tokens (Tile::instructions in config/tiles.h)."""
-        return 2 if self.tokens > WGMMA_TOKENS else 1
+def read(name: str) -> list[str]:
+    """Return the arguments of every tile of a list, ``tiles`` or ``mixed_tiles``."""
+    text = Path(__file__).with_name(f"{name}.inc").read_text()
+    return re.findall(r"^NESTEDFP_\w*TILE\((.+)\)$", text, re.MULTILINE)
 
 
-def read_tiles(text: str) -> list[Tile]:
-    """Parse tiles.inc.
-
-    Raises:
-        ValueError: for a line that is neither a comment nor a tile, a tile that stands twice, or a number of tokens
-            that wgmma or the epilogue cannot do.
-    """
-    tiles: list[Tile] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.startswith("//"):
-            continue
-        found = re.fullmatch(r"NESTEDFP_TILE\(((kFp16|kFp8), \d+, \d+, (\d+), \d+, \d+)\)", line)
-        if found is None:
-            raise ValueError(f"tiles.inc:{number}: expected NESTEDFP_TILE(kFp16 or kFp8, five numbers), got {line!r}")
-        tile = Tile(found[2], found[1], int(found[3]))
-        if tile.tokens not in TOKENS:
-            raise ValueError(f"tiles.inc:{number}: expected tokens a multiple of 16 up to 320, got {tile.tokens}")
-        if tile in tiles:
-            raise ValueError(f"tiles.inc:{number}: the tile stands above already: {line}")
-        tiles.append(tile)
-    return tiles
-
-
-@dataclass(frozen=True, slots=True)
-class MixedTile:
-    """One line of mixed_tiles.inc: tokens."""
-
-    exact: int
-    fast: int
-    rest_tokens: int
-    multicast_ctas: int
-
-
-def read_mixed_tiles(text: str) -> list[MixedTile]:
-    """Parse mixed_tiles.inc."""
-    found = re.findall(r"^NESTEDFP_MIXED_TILE\((\d+), (\d+), (\d+), (\d+)\)$", text, re.MULTILINE)
-    return [MixedTile(*map(int, line)) for line in found]
-
-
-def mixed_instantiations(tiles: list[MixedTile]) -> str:
+def instantiations(header: str, macro: str, tiles: Sequence[str]) -> str:
     """Return a .cu file that compiles ``tiles``."""
-    lines = "".join(
-        f"NESTEDFP_INSTANTIATE_MIXED({t.exact}, {t.fast}, {t.rest_tokens}, {t.multicast_ctas});\n" for t in tiles
-    )
+    lines = "".join(f"{macro}({tile});\n" for tile in tiles)
     return f"""\
-// Written by csrc/cuda/generate_tiles.py from mixed_tiles.inc.
-#include "cuda/host/launch_mixed_tile.cuh"
+// Written by csrc/cuda/generate_tiles.py.
+#include "cuda/host/{header}"
 
 namespace nestedfp::cuda {{
 
@@ -92,29 +40,13 @@ namespace nestedfp::cuda {{
 """
 
 
-def instantiations(tiles: list[Tile]) -> str:
-    """Return a .cu file that compiles ``tiles``."""
-    lines = "".join(f"NESTEDFP_INSTANTIATE({tile.arguments});\n" for tile in tiles)
-    return f"""\
-// Written by csrc/cuda/generate_tiles.py from tiles.inc.
-#include "cuda/host/launch_tile.cuh"
-
-namespace nestedfp::cuda {{
-
-{lines}
-}}  // namespace nestedfp::cuda
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """A family of wgmma instructions: everything but the number of tokens, which is N."""
 
     wrapper: str
     instruction: str
     a_type: str
-    a_values: tuple[str, ...]  # asm operands of A
-    a_braces: bool  # A is a list of registers
+    a_values: tuple[str, ...]  # asm operands of A, which are a list in braces where they are several
     flags: str  # after the predicate: scales, and transposition where an operand may have one
 
 
@@ -124,16 +56,10 @@ FORMS = {
         "wgmma.mma_async.sync.aligned.m64n{}k16.f32.f16.f16",
         "const uint32_t (&a)[4]",
         tuple(f'"r"(a[{i}])' for i in range(4)),
-        True,
         "1, 1, 0",
     ),
     "kFp8": Form(
-        "WgmmaE4m3",
-        "wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3",
-        "uint64_t a",
-        ('"l"(a)',),
-        False,
-        "1, 1",
+        "WgmmaE4m3", "wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3", "uint64_t a", ('"l"(a)',), "1, 1"
     ),
 }
 
@@ -144,7 +70,7 @@ def wgmma_wrapper(form: Form, tokens: int) -> str:
     accumulators = ", ".join(f"%{i}" for i in range(count))
     a = ", ".join(f"%{count + i}" for i in range(len(form.a_values)))
     b = count + len(form.a_values)
-    a = f"{{{a}}}" if form.a_braces else a
+    a = f"{{{a}}}" if len(form.a_values) > 1 else a
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     inputs = ", ".join([*form.a_values, '"l"(b)', '"r"(accumulate)'])
     return f"""
@@ -161,39 +87,40 @@ struct {form.wrapper}<{tokens}> {{
 """
 
 
-def wgmma(tiles: list[Tile], mixed: list[MixedTile]) -> str:
+def wgmma(tiles: Sequence[str], mixed: Sequence[str]) -> str:
     """Return wgmma.inc."""
+    used: dict[str, set[int]] = {precision: set() for precision in FORMS}
+    for tile in tiles:
+        precision, _, _, tokens, *_ = tile.split(", ")
+        used[precision].add(int(tokens) // (2 if int(tokens) > WGMMA_TOKENS else 1))  # Tile::instructions
+    for tile in mixed:
+        exact, fast, rest, _ = map(int, tile.split(", "))
+        used["kFp16"].add(exact)
+        used["kFp8"] |= {fast, rest}
     text = """\
-// Written by csrc/cuda/generate_tiles.py from tiles.inc. FP32 accumulators, B (the activations) from shared memory.
+// Written by csrc/cuda/generate_tiles.py. FP32 accumulators, B (the activations) from shared memory.
 //   WgmmaHalf<N>: m64nNk16, A (decoded weights) from registers.
 //   WgmmaE4m3<N>: m64nNk32, A (the upper plane) from shared memory.
 """
     for precision, form in FORMS.items():
         text += f"\ntemplate <int N>\nstruct {form.wrapper};\n"
-        used = {tile.tokens // tile.instructions for tile in tiles if tile.precision == precision}
-        for tile in mixed:
-            used |= {tile.exact} if precision == "kFp16" else {tile.fast, tile.rest_tokens}
-        text += "".join(wgmma_wrapper(form, tokens) for tokens in sorted(used))
+        text += "".join(wgmma_wrapper(form, tokens) for tokens in sorted(used[precision]))
     return text
 
 
 def generate(folder: Path, numbers: Sequence[int] = ()) -> list[Path]:
-    """Write everything, of all tiles or of some, into ``folder`` and return the .cu files.
-
-    Raises:
-        ValueError: for what read_tiles refuses, and when there is no tile of a number.
-    """
-    tiles = read_tiles(TILES.read_text())
-    if not all(0 <= number < len(tiles) for number in numbers):
-        raise ValueError(f"expected tiles from 0 to {len(tiles) - 1}, got {', '.join(map(str, numbers))}")
+    """Write everything, of all tiles or of some, into ``folder`` and return the .cu files."""
+    tiles = read("tiles")
     tiles = [tiles[number] for number in numbers] or tiles
-    parts = [tiles[i : i + TILES_PER_FILE] for i in range(0, len(tiles), TILES_PER_FILE)]
-    sources = {folder / f"tiles_{i:02d}.cu": instantiations(part) for i, part in enumerate(parts)}
-    mixed = [] if numbers else read_mixed_tiles(MIXED_TILES.read_text())
-    for i in range(0, len(mixed), TILES_PER_FILE):
-        sources[folder / f"mixed_tiles_{i // TILES_PER_FILE:02d}.cu"] = mixed_instantiations(
-            mixed[i : i + TILES_PER_FILE]
+    mixed = [] if numbers else read("mixed_tiles")
+    sources = {
+        folder / f"{name}_{i // TILES_PER_FILE:02d}.cu": instantiations(header, macro, some[i : i + TILES_PER_FILE])
+        for name, header, macro, some in (
+            ("tiles", "launch_tile.cuh", "NESTEDFP_INSTANTIATE", tiles),
+            ("mixed_tiles", "launch_mixed_tile.cuh", "NESTEDFP_INSTANTIATE_MIXED", mixed),
         )
+        for i in range(0, len(some), TILES_PER_FILE)
+    }
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in {**sources, folder / "wgmma.inc": wgmma(tiles, mixed)}.items():
         if not path.exists() or path.read_text() != text:
@@ -204,9 +131,4 @@ def generate(folder: Path, numbers: Sequence[int] = ()) -> list[Path]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: python csrc/cuda/generate_tiles.py FOLDER [NUMBER ...]")
-    try:
-        print("\n".join(map(str, generate(Path(sys.argv[1]), [int(number) for number in sys.argv[2:]]))))
-    except ValueError as error:
-        sys.exit(str(error))
+    print("\n".join(map(str, generate(Path(sys.argv[1]), [int(number) for number in sys.argv[2:]]))))

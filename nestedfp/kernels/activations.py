@@ -8,10 +8,6 @@ modes of one compiled graph can be tested without a GPU.
 
 import torch
 
-E4M3_MAX = 448.0
-MIN_SCALE = 1.0 / (
-    E4M3_MAX * 512.0
-)  # of a token's activations in E4M3, as vLLM's dynamic_per_token_scaled_fp8_quant has it
 # A carrier (nestedfp/kernels/ops.py) has rows of a multiple of so many columns: codes of such rows need no padding.
 CARRIER_COLUMNS = 64
 # The longest row that a GPU's norm takes: kMaxNormColumns of csrc/cuda/kernels/kernels.h.

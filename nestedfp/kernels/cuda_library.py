@@ -17,16 +17,17 @@ from typing import Any
 
 import torch
 
-from nestedfp.kernels import cuda_layout, shared_constants
 from nestedfp.kernels.gpu_kernels import is_portable
 from nestedfp.modes import CODES, Mode
 
 FP16, FP8 = CODES[Mode.FP16], CODES[Mode.FP8]
 NUM_SMS_H100 = 132
+# Those of csrc/cuda/config/gemm.h and of kernels/layout.h.
 STREAM_K = 0  # the split of a config that is Stream-K
 MAX_CLUSTER_PARTS = 4  # of split-K in a cluster
 MAX_WORKSPACE_PARTS = 8  # of split-K with a global workspace
 MAX_WORKSPACE_BYTES = 64 << 20  # the most that a workspace may have
+BLOCK_ROWS = BLOCK_COLS = 64  # of a block of the lower plane; the upper plane is padded to as many columns
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
@@ -72,31 +73,12 @@ class PackedWeight:
     k: int
 
 
-def check_constants(lib: ctypes.CDLL) -> None:
-    """Compare the kernels' constants with this source's.
-
-    Raises:
-        ImportError: when they differ.
-    """
-    text = None
-    if hasattr(lib, "nestedfp_shared_constants"):
-        lib.nestedfp_shared_constants.restype = ctypes.c_char_p
-        text = lib.nestedfp_shared_constants().decode()
-    own = {
-        "stream_k": STREAM_K,
-        "max_cluster_parts": MAX_CLUSTER_PARTS,
-        "max_workspace_parts": MAX_WORKSPACE_PARTS,
-        "max_workspace_bytes": MAX_WORKSPACE_BYTES,
-    }
-    shared_constants.check("nestedfp_cuda_C", text, {**cuda_layout.CONSTANTS, **own})
-
-
 @cache
 def library() -> ctypes.CDLL:
     """Load the kernels.
 
     Raises:
-        ImportError: when they are not installed, or were built from another source.
+        ImportError: when they are not installed.
     """
     path = os.environ.get("NESTEDFP_CUDA_LIBRARY")
     if path is None:
@@ -107,7 +89,6 @@ def library() -> ctypes.CDLL:
             )
         path = spec.origin
     lib = ctypes.CDLL(path)
-    check_constants(lib)
     problem: list[Any] = [_INT, _LONG, _LONG, _LONG, _INT, ctypes.POINTER(_INT)]
     lib.nestedfp_predict.argtypes, lib.nestedfp_predict.restype = problem, ctypes.c_double
     lib.nestedfp_choose.argtypes = problem
@@ -133,7 +114,6 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_portable_gemm.argtypes = [*cut, _INT, _POINTER, _LONG, *[_POINTER] * 7]
     lib.nestedfp_split.argtypes = [_POINTER] * 3 + [_LONG, _POINTER, _POINTER]
     lib.nestedfp_pack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
-    lib.nestedfp_unpack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
     lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER]
     if not is_portable(torch.cuda.get_device_capability()):
         check(lib.nestedfp_prepare(), "prepare")

@@ -17,14 +17,12 @@ Both implement the same schemas, so callers use nestedfp.kernels.ops for either 
 Measured times: docs/benchmarks.md.
 """
 
-import ctypes
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 
 import nestedfp.kernels.ops  # noqa: F401  registers the schemas that the library implements
-from nestedfp.kernels.cuda_library import check_constants
 from nestedfp.kernels.gpu_kernels import PORTABLE_FROM, is_built
 
 __all__ = ["is_built", "is_supported", "load"]
@@ -40,7 +38,7 @@ def load() -> None:
     """Register the CUDA implementations. Later calls do nothing.
 
     Raises:
-        ImportError: when the library is not installed, cannot be loaded, or was built from another source.
+        ImportError: when the library is not installed, or cannot be loaded.
     """
     spec = find_spec("nestedfp_cuda_C")
     if spec is None or spec.origin is None:
@@ -54,4 +52,3 @@ def load() -> None:
         raise ImportError(
             f"nestedfp.kernels.cuda_ops: nestedfp_cuda_C cannot be loaded ({error}); it needs a CUDA build of torch >= 2.11"
         ) from error
-    check_constants(ctypes.CDLL(spec.origin))

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 import torch.library
 
-from nestedfp.kernels import activations, shared_constants
+from nestedfp.kernels import activations
 from nestedfp.modes import CODES, Mode
 
 _BUILD = "build it with 'pip install --no-build-isolation .' in the environment whose torch will run it"
@@ -21,16 +21,7 @@ try:
 except OSError as error:
     raise ImportError(f"nestedfp.kernels.ops: the compiled library cannot be loaded ({error}); {_BUILD}") from error
 
-PANEL_ROWS = 16  # packed planes hold panels of 16 output rows ...
-PAIR = 2  # ... and pairs of input columns; both are padded with zeros
-
 _OPS = torch.ops.nestedfp
-shared_constants.check(
-    "nestedfp_C",
-    _OPS.shared_constants() if hasattr(_OPS, "shared_constants") else None,
-    {"panel_rows": PANEL_ROWS, "pair": PAIR},
-)
-
 _MODES = {code: mode for mode, code in CODES.items()}
 
 
@@ -89,20 +80,6 @@ def split(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return upper, lower, counts
 
 
-def list_outliers(weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """List the finite weights beyond +-1.75 in row-major order.
-
-    Args:
-        weight: [N, K] float16, contiguous.
-        count: how many there are, from ``split``.
-
-    Returns:
-        ``(rows, cols, deltas)``: int32 [count], int32 [count], float32 [count] = weight minus its clamped value.
-    """
-    rows, cols, deltas = _OPS.list_outliers(weight, count)
-    return rows, cols, deltas
-
-
 def join(upper: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
     """Rebuild the FP16 weight [N, K] of planes, uint8 [N, K], contiguous, on a CPU (nestedfp/format.py has the reference)."""
     weight: torch.Tensor = _OPS.join(upper, lower)
@@ -129,10 +106,10 @@ def pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.
     return packed_upper, packed_lower
 
 
-def unpack(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Undo ``pack``: return the row-major planes [n, k]."""
-    plain_upper, plain_lower = _OPS.unpack(upper, lower, n, k)
-    return plain_upper, plain_lower
+def join_rows(upper: torch.Tensor, lower: torch.Tensor, n: int, k: int, first_row: int, rows: int) -> torch.Tensor:
+    """Return rows of the weight [n, k] whose planes ``pack`` made: float16 [rows, k]. On a GPU from a multiple of 64 on."""
+    weight: torch.Tensor = _OPS.join_rows(upper, lower, n, k, first_row, rows)
+    return weight
 
 
 def linear(
@@ -154,13 +131,13 @@ def linear(
     number of threads or the instruction set.
 
     Args:
-        x: [..., k] float16, bfloat16 or float32.
+        x: [..., k] float16 or, on a CPU, float32.
         upper, lower: planes from ``pack``.
-        bias: [n] of any of those dtypes, or None.
-        outlier_rows, outlier_cols, outlier_deltas: from ``list_outliers``, or None each; they always multiply the
+        bias: [n] of either dtype, or None.
+        outlier_rows, outlier_cols, outlier_deltas: of a ``NestedWeight``, or None each; they always multiply the
             ``x`` given, never a quantised one.
         n, k: output and input features.
-        quantize_activations: in FP8 mode, round each row of ``x`` to E4M3 first (nestedfp/kernels/activations.py).
+        quantize_activations: in FP8 mode, round each row of ``x`` to E4M3 first, with its own scale.
 
     Returns:
         [..., n], the dtype of ``x``.

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from nestedfp.cast import cast_report
 from nestedfp.format import LIMIT, split, upper_to_float
 from nestedfp.kernels import ops
 
 SMALLEST_NORMAL = 2.0**-14  # of FP16
+CAST_ELEMENTS = 1 << 20  # compared at a time, so that the temporaries stay small beside the chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,7 @@ class Tally:
     def add(self, chunk: torch.Tensor) -> None:
         """Count a contiguous chunk of any shape."""
         if not self._by_pattern:
-            report = cast_report(chunk)
-            self._cast += Profile(
-                nonfinite=report.nonfinite,
-                overflowed=report.overflowed,
-                flushed=report.flushed,
-                rounded=report.rounded,
-            )
+            self._cast += sum(map(_cast_of, torch.split(chunk.reshape(-1), CAST_ELEMENTS)), Profile())
             chunk = chunk.to(torch.float16)
         self._counts += ops.histogram(chunk)
 
@@ -104,6 +98,15 @@ class Tally:
             minimum=float(present.min(initial=inf)),
             maximum=float(present.max(initial=-inf)),
         )
+
+
+def _cast_of(part: torch.Tensor) -> Profile:
+    """Return what the cast of some elements to FP16 changes."""
+    half, finite = part.to(torch.float16), part.isfinite()
+    overflowed, flushed = finite & half.isinf(), (part != 0) & (half == 0)
+    rounded = (half.to(part.dtype) != part) & finite & ~overflowed & ~flushed
+    counts = (int(mask.sum()) for mask in (~finite, overflowed, flushed, rounded))
+    return Profile(0, *counts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ import torch
 
 from nestedfp.checkpoint import FLOATS, PLANES, CheckpointError, Stored
 from nestedfp.offline.profile import Profile, Tally
-from nestedfp.values import BUFFERS
 
+# Constants that old checkpoints carry, some of them -1e9; no model class loads them.
+BUFFERS = (".masked_bias", ".attn.bias", ".inv_freq", ".cos_cached", ".sin_cached")
 CHUNK_ELEMENTS = 8 << 20
 AHEAD = 2  # chunks in memory beside the one in use
 TORCH = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "U8": torch.uint8}

@@ -5,7 +5,7 @@ reads half the weight bytes but quantises its activations first, so small steps 
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,18 +151,16 @@ class StepCosts:
         return {"steps": self.as_lists(), "mixed": None if self.mixed is None else self.mixed.as_dict()}
 
 
-def slowest(ranks: Iterable[Mapping[str, Any] | Sequence[Sequence[Any]] | None]) -> StepCosts | None:
+def slowest(ranks: Sequence[Mapping[str, Any] | None]) -> StepCosts | None:
     """Combine the measurements of all tensor-parallel ranks: a step takes as long as its slowest rank.
 
     Args:
-        ranks: ``report`` of every rank, or ``as_lists`` of one that has no mixed steps, or None from one that measured nothing.
+        ranks: ``report`` of every rank, or None from one that measured nothing.
 
     Returns:
         The costs of the sizes that every rank measured, or None when there are none.
     """
-    reports: list[Mapping[str, Any]] = [
-        rank if isinstance(rank, Mapping) else {"steps": rank or (), "mixed": None} for rank in ranks
-    ]
+    reports = [rank or {"steps": (), "mixed": None} for rank in ranks]
     tables = [{int(tokens): (fp16, fp8) for tokens, fp16, fp8 in report["steps"]} for report in reports]
     common = sorted(set.intersection(*map(set, tables))) if tables else []
     rows = tuple(

@@ -6,6 +6,7 @@ with a checkpoint of their own are plain, and the nested layers of those in the 
 """
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,19 +39,16 @@ def obstacle(config: "VllmConfig", *, is_cpu: bool) -> str | None:
     return None
 
 
-def draft_in_fp16(runner: Any) -> None:
-    """Have a runner's drafter, if there is one, compute in FP16 whatever its step did: in serving, and where steps are timed."""
-    from nestedfp.kernels import ops
-    from nestedfp.modes import Mode
-
+def precede(runner: Any, act: Callable[[], object]) -> None:
+    """Have ``act`` called before a runner's drafter, if there is one, makes drafts: in serving, and where steps are timed."""
     drafter = getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
     if drafter is None:
         return
     propose = drafter.propose
 
     @functools.wraps(propose)
-    def in_fp16(*args: Any, **kwargs: Any) -> Any:
-        ops.set_mode(Mode.FP16)
+    def proposed(*args: Any, **kwargs: Any) -> Any:
+        act()
         return propose(*args, **kwargs)
 
-    drafter.propose = in_fp16
+    drafter.propose = proposed

@@ -34,7 +34,7 @@ int main() {
     std::vector<uint16_t> out(static_cast<size_t>(rows * desc.n), 0xffff);
     std::vector<float> workspace(static_cast<size_t>(plan.mixed_workspace_bytes + plan.rest_workspace_bytes) /
                                  sizeof(float));
-    MixedArgs args{};
+    GemmArgs args{};
     args.x = x.data();
     args.x_pitch = pitch;
     args.codes = codes.data();

@@ -21,7 +21,7 @@ from nestedfp.modes import Mode
 from nestedfp.nested_weight import NestedWeight, nest
 
 ROOT = Path(__file__).parents[2]
-EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+EPSILON = {torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 
 
 @pytest.fixture(autouse=True)
@@ -132,17 +132,6 @@ def test_a_row_does_not_depend_on_its_batch_or_on_the_threads(mode):
         assert torch.equal(layer(x, bias), whole), f"{threads=}"
 
 
-def test_every_output_is_written():
-    torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
-    try:
-        for tokens in (1, 5, 9, 50):
-            for mode in Mode:
-                ops.set_mode(mode)
-                assert not Layer(37, 51)(torch.randn(tokens, 51)).isnan().any()
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.parametrize("tokens", [1, 4, 9])
 def test_flushing_denormals_changes_nothing(tokens):
     layer = Layer(64, 64, scale=2e-5)  # mostly FP16 subnormals
@@ -227,12 +216,9 @@ def test_half_outputs_round_to_nearest_and_overflow_to_infinity():
     )
     out = ops.linear(values[:, None], *planes, None, None, None, None, 1, 1, False)
     assert torch.equal(out[:, 0], values)
-    for dtype in (torch.float16, torch.bfloat16):
-        bias = values[:, None].contiguous()
-        rounded = torch.cat(
-            [ops.linear(torch.zeros(1, 1, dtype=dtype), *planes, b, *[None] * 3, 1, 1, False) for b in bias]
-        )
-        assert torch.equal(rounded[:, 0], values.to(dtype))
+    zero = torch.zeros(1, 1, dtype=torch.float16)
+    rounded = torch.cat([ops.linear(zero, *planes, b, *[None] * 3, 1, 1, False) for b in values[:, None]])
+    assert torch.equal(rounded[:, 0], values.half())
 
 
 def digest_of(isa):

@@ -22,7 +22,6 @@ sys.modules["generate_tiles"] = generate_tiles
 _SPEC.loader.exec_module(generate_tiles)
 
 PRECISIONS = (kernels.FP16, kernels.FP8)
-NUM_TILES = len(generate_tiles.read_tiles(generate_tiles.TILES.read_text()))
 ODD_PROBLEMS = [(m, n, k) for m in (1, 17, 129, 1000, 9000) for n in (1, 65, 4999, 150000) for k in (1, 64, 520, 50000)]
 
 
@@ -101,25 +100,6 @@ def test_work_units_cover_every_step_once_and_wait_for_lower_blocks_only(precisi
     assert seen > 100
 
 
-def test_raster_groups_are_of_about_equal_width_and_fit_the_cache():
-    for m, n, k in ((8192, 4096, 4096), (5000, 65536, 5120), (2048, 4096, 4096), (1, 4096, 4096)):
-        for _, config in kernels.valid_configs(kernels.FP16, m, n, k):
-            tokens = kernels.tiles()[config.tile].tokens
-            plan = kernels.plan(kernels.FP16, m, n, k, config)
-            groups = -(-plan["token_tiles"] // plan["raster_group"])
-            assert groups == -(-m // 2048) or plan["raster_group"] == 1
-            assert (plan["raster_group"] - 1) * tokens < 2048
-
-
-def test_an_unsplit_grid_is_resident_at_once():
-    for m, n, k in problems():
-        config = kernels.choose(kernels.FP16, m, n, k)
-        if config.split == 1:
-            tile = kernels.tiles()[config.tile]
-            plan = kernels.plan(kernels.FP16, m, n, k, config)
-            assert plan["blocks"] * plan["multicast_ctas"] <= kernels.NUM_SMS_H100 * tile.blocks_per_sm
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_few_tokens_more_do_not_cost_a_whole_wave(precision):
     for n, k in SHAPES.values():
@@ -167,25 +147,3 @@ def test_every_tile_is_instantiated_and_no_other(tmp_path):
     ]
     assert compiled == built
     assert all(path.read_text().count("NESTEDFP_INSTANTIATE") <= generate_tiles.TILES_PER_FILE for path in sources)
-
-
-def test_a_tile_list_that_did_not_change_compiles_nothing_again(tmp_path):
-    first = generate_tiles.generate(tmp_path)
-    (tmp_path / "tiles_99.cu").write_text("of a longer list")
-    times = [path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "tiles_99.cu"]
-    assert generate_tiles.generate(tmp_path) == first
-    assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == times
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("NESTEDFP_TILE(kFp16, 2, 1, 100, 1, 1)", "expected tokens a multiple of 16 up to 320, got 100"),
-        ("NESTEDFP_TILE(kFp4, 2, 1, 64, 1, 1)", "expected NESTEDFP_TILE"),
-        ("NESTEDFP_TILE(kFp16, 1, 2, 16, 2, 1)", "the tile stands above already"),
-    ],
-)
-def test_a_tile_that_cannot_be_compiled_is_refused_when_the_build_is_configured(line, reason):
-    text = generate_tiles.TILES.read_text()
-    with pytest.raises(ValueError, match=re.escape(f"tiles.inc:{len(text.splitlines()) + 1}: {reason}")):
-        generate_tiles.read_tiles(text + line)

@@ -65,7 +65,6 @@ KINDS = {
     "interleaved": find("kFp16, 2, 1, 96, 1, 1"),
     "batched": find("kFp16, 2, 1, 224, 1, 1"),
     "wide": find("kFp16, 2, 1, 288, 1, 1"),
-    "small_staging": find("kFp16, 2, 1, 96, 2, 1"),
     "ping_pong": find("kFp16, 3, 1, 128, 1, 1"),
     "three_warpgroups": find("kFp16, 3, 1, 192, 1, 1"),
     "multicast": find("kFp16, 2, 1, 192, 1, 2"),
@@ -132,20 +131,6 @@ def test_rows_of_an_odd_number_and_no_bias(build, operands):
 SPLIT = {"split": 2, "workspace": True, "multiprocessors": 20}
 # One for each kind of hand-over between threads, warpgroups, blocks and kernels.
 FAULTS = {
-    "activations are used before the kernel before this one has ended": (
-        "producer.cuh",
-        "        pdl_wait();\n",
-        "",
-        "interleaved",
-        {},
-    ),
-    "fewer bytes are expected than come": (
-        "producer.cuh",
-        "barrier_arrive_expect(barrier, T::kXStageBytes)",
-        "barrier_arrive_expect(barrier, T::kXStageBytes / 2)",
-        "batched",
-        {},
-    ),
     "weights are released before all lanes have read them": (
         "consumer.cuh",
         "        const uint32_t empty = weights_empty_after(raw);\n        __syncwarp();",
@@ -160,27 +145,12 @@ FAULTS = {
         "interleaved",
         {},
     ),
-    "staged results are stored before all are staged": (
-        "epilogue.cuh",
-        "            // Two buffers: whoever passes has also finished reading the other one.\n"
-        "            named_sync(1 + row_warpgroup_, 128);",
-        "",
-        "batched",
-        {},
-    ),
     "parts are added before they are there": (
         "epilogue.cuh",
         "while (load_acquire(semaphore) != parts - 1) {",
         "while (load_acquire(semaphore) < parts - 2) {",
         "batched",
         SPLIT,
-    ),
-    "sums are read before they have arrived": (
-        "epilogue.cuh",
-        "        cluster_sync();  // every sum has arrived\n        if (k_warpgroup_ > 0) return;\n        const int begin",
-        "        if (k_warpgroup_ > 0) return;\n        const int begin",
-        "batched",
-        {"split": 3, "multiprocessors": 16},
     ),
     "a block loads into one whose barriers are not there yet": (
         "gemm_sm90.cuh",

@@ -50,6 +50,7 @@ def test_every_value_of_the_format_comes_back(program):
         (200, 328, 128, 72),
         (200, 200, 64, 100),  # a part that ends within a block of rows
         (65, 8, 64, 1),
+        (70, 77, 0, 70),  # rows that are not aligned
     ],
 )
 def test_any_rows_of_any_shape(program, n, k, first_row, rows):

@@ -3,45 +3,8 @@
 import pytest
 
 from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.scheduling.accounting import EngineTotals, RequestTokens, TokenCounts, total, usage_of
+from nestedfp.vllm_plugin.scheduling.accounting import EngineTotals, TokenCounts, total
 from nestedfp.vllm_plugin.scheduling.pin import parse_asked
-
-
-def test_a_chunked_prompt_is_split_by_the_mode_of_each_chunk():
-    tokens = RequestTokens()
-    tokens.computed(Mode.FP16, start=0, count=6, prompt_tokens=10)
-    tokens.computed(Mode.FP8, start=6, count=4, prompt_tokens=10)
-    tokens.completion_fp8 += 1
-    tokens.computed(Mode.FP16, start=10, count=1, prompt_tokens=10)  # a decode step computes no prompt token
-    assert usage_of(tokens.counts(completion_tokens=2)) == {
-        "prompt": {"fp16": 6, "fp8": 4, "cached": {"fp16": 0, "fp8": 0}},
-        "completion": {"fp16": 1, "fp8": 1},
-    }
-
-
-def test_tokens_from_the_cache_are_told_by_the_precision_that_wrote_them():
-    tokens = RequestTokens()
-    tokens.begins(16, exact=10, prompt_tokens=21)
-    tokens.computed(Mode.FP8, start=16, count=5, prompt_tokens=21)
-    assert usage_of(tokens.counts(0))["prompt"] == {"fp16": 0, "fp8": 5, "cached": {"fp16": 10, "fp8": 6}}
-
-
-def test_a_resumed_request_that_reads_its_own_completion_from_the_cache_counts_its_prompt_only():
-    tokens = RequestTokens()
-    tokens.begins(32, exact=32, prompt_tokens=21)
-    assert tokens.counts(12) == TokenCounts(cached_fp16=21, completion_fp16=12)
-
-
-def test_a_preempted_request_counts_its_prompt_anew_and_keeps_its_completion():
-    tokens = RequestTokens()
-    tokens.computed(Mode.FP16, 0, 8, 8)
-    tokens.begins(0, exact=0, prompt_tokens=8)
-    tokens.computed(Mode.FP8, 0, 11, 8)  # the prompt and the three sampled tokens are computed again
-    tokens.completion_fp8 += 1
-    assert usage_of(tokens.counts(completion_tokens=4)) == {
-        "prompt": {"fp16": 0, "fp8": 8, "cached": {"fp16": 0, "fp8": 0}},
-        "completion": {"fp16": 3, "fp8": 1},
-    }
 
 
 def test_engine_totals_count_steps_tokens_and_switches():

@@ -47,31 +47,6 @@ def test_a_prefix_computed_before_the_burst_stays_exact():
     assert (after.cached_fp16, after.prompt_fp16) == (2 * BLOCK, 2 * BLOCK + 3)
 
 
-def test_a_block_that_one_fp8_step_touched_is_not_exact():
-    engine = Engine()
-    engine.direct("fp16")
-    engine.add(engine_request("a", PROMPT[: BLOCK + 4], max_tokens=2 * BLOCK))
-    for step in range(2 * BLOCK):
-        engine.direct("fp8" if step == 5 else "fp16")
-        engine.step()
-    follower = served(engine, "fp16", [*PROMPT[: BLOCK + 4], *[7] * (2 * BLOCK)])
-    assert follower.cached_fp16 == BLOCK, "the FP8 step wrote position 24; all that attend to it are no longer exact"
-    assert follower.cached_fp8 == 0
-
-
-def test_what_is_computed_over_fp8_blocks_is_not_exact_either():
-    engine = Engine()
-    served(engine, "fp8", PROMPT[: 2 * BLOCK])
-    engine.direct("auto")  # no threshold: every step is FP16, but blocks are shared
-    request = engine.add(engine_request("over", PROMPT))
-    engine.run()
-    counts = request.nestedfp_tokens.counts(request.num_output_tokens)
-    assert (counts.cached_fp8, counts.prompt_fp16) == (2 * BLOCK, 2 * BLOCK + 3)
-    assert served(engine, "fp16").cached_fp16 == 0
-    assert served(engine, "fp16").cached_fp16 == 4 * BLOCK
-    assert served(engine, "fp8").cached_fp16 == 4 * BLOCK, "the FP8 blocks have given way to exact ones"
-
-
 def test_two_requests_of_one_fp8_step_share_blocks_that_this_step_writes():
     engine = Engine()
     engine.direct("fp8")
@@ -88,22 +63,6 @@ def test_a_block_that_is_used_again_loses_its_mark():
     served(engine, "fp16", other)
     served(engine, "fp16", [token + 1000 for token in other])  # every block has been used again by now
     assert served(engine, "fp16", [token + 1000 for token in other]).cached_fp16 == 4 * BLOCK
-
-
-def test_a_preempted_request_may_become_exact_again():
-    engine = Engine(blocks=9, enable_prefix_caching=True)
-    engine.direct("fp8")
-    first = engine.add(engine_request("a", PROMPT[: 3 * BLOCK], max_tokens=3 * BLOCK))
-    second = engine.add(engine_request("b", PROMPT[3 * BLOCK :] + PROMPT[: BLOCK + 4], max_tokens=3 * BLOCK))
-    for _ in range(2):
-        engine.step()
-    engine.direct("fp16")
-    engine.run()
-    assert second.num_preemptions + first.num_preemptions > 0, "the cache holds one of them only"
-    again = first if first.num_preemptions else second
-    counts = again.nestedfp_tokens.counts(again.num_output_tokens)
-    assert (counts.prompt_fp8, counts.cached_fp8) == (0, 0)
-    assert counts.prompt_fp16 + counts.cached_fp16 == again.num_prompt_tokens
 
 
 def test_a_pinned_request_reads_exact_blocks_alone_and_everybody_reads_its_own():

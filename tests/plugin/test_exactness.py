@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from test_model_kinds import loaded
 from vllm_parts import MODEL
 
-from nestedfp.format import join
 from nestedfp.kernels import ops
 from nestedfp.offline.convert import convert
 
@@ -42,8 +41,9 @@ def test_loaded_weights_have_the_checkpoints_bits(tmp_path, kind):
     for name, module in layers.items():
         stem, _, leaf = name.rpartition(".")
         expected = torch.cat([stored[f"{stem}.{part}.weight"] for part in FUSED.get(leaf, (leaf,))])
-        planes = ops.unpack(module.weight_upper, module.weight_lower, *module.nestedfp_shape)
-        assert torch.equal(join(*planes).view(torch.int16), expected.view(torch.int16)), name
+        n, k = module.nestedfp_shape
+        found = ops.join_rows(module.weight_upper, module.weight_lower, n, k, 0, n)
+        assert torch.equal(found.view(torch.int16), expected.view(torch.int16)), name
 
 
 @pytest.mark.engine

@@ -4,13 +4,11 @@ Run: ``pytest -q tests/plugin/test_gemm_choice.py``
 """
 
 import logging
-import math
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_random import LARGEST_WEIGHT, draw
 from nestedfp.kernels.cuda_library import Config
 from nestedfp.kernels.tuning import gemm_cache, gemm_tuning
 from nestedfp.kernels.tuning.gemm_cache import Card
@@ -126,15 +124,6 @@ def test_a_token_count_between_two_timed_ones_profits_from_both():
     assert kernels.choose(kernels.FP16, 600, n, k).tile != favourite.tile
 
 
-def test_timings_of_one_shape_and_precision_leave_others_alone():
-    n, k = SHAPE
-    problems = [(kernels.FP8, 256, n, k), (kernels.FP16, 256, n + 64, k), (kernels.FP16, 256, n, k + 64)]
-    before = [kernels.choose(*problem) for problem in problems]
-    odd = gemm_tuning.candidates(kernels.FP16, 256, n, k, SMS)[-1]
-    gemm_tuning.take(predicted(kernels.FP16, 256, n, k, lambda c: 0.2 if c == odd else 1.0), SMS)
-    assert [kernels.choose(*problem) for problem in problems] == before
-
-
 def test_steps_far_larger_than_any_timed_one_are_left_to_table_and_model():
     n, k = SHAPE
     before = {m: kernels.choose(kernels.FP16, m, n, k) for m in (900, 1024, 8192)}
@@ -156,14 +145,6 @@ def test_candidates_are_promising_and_of_several_tiles():
         assert len({config.tile for config in found}) >= 2
         best = min(us for us, _ in kernels.valid_configs(kernels.FP16, m, *SHAPE))
         assert kernels.predict_us(kernels.FP16, m, *SHAPE, found[0]) == best
-
-
-def test_any_beginning_of_the_order_of_token_counts_covers_their_range():
-    order = gemm_tuning.spread(gemm_tuning.TUNED_TOKENS)
-    assert sorted(order) == sorted(gemm_tuning.TUNED_TOKENS)
-    assert {min(order[:5]), max(order[:5])} == {1, 768}
-    widest = max(math.log2(b / a) for a, b in zip(sorted(order[:9]), sorted(order[:9])[1:], strict=False))
-    assert widest <= 5
 
 
 def save(reach, rows):
@@ -220,17 +201,3 @@ def test_a_folder_that_cannot_be_written_costs_a_warning_only(cache_folder, capl
     save(9, [])
     logging.getLogger("vllm.nestedfp").removeHandler(caplog.handler)
     assert "cannot be written" in caplog.text
-
-
-def test_random_problems_depend_on_the_seed_alone_and_stay_in_their_bounds():
-    problems = list(draw(7, 100, 16))
-    assert problems == list(draw(7, 100, 16)) != list(draw(8, 100, 16))
-    assert sum(len(counts) for _, _, counts in problems) == 100
-    for n, k, counts in problems:
-        assert n % 64 == k % 64 == 0
-        assert min(n, k) >= 2048
-        assert max(n, k) <= 75_000
-        assert n * k <= LARGEST_WEIGHT
-        assert 1 <= counts[0] <= counts[-1] <= 8192
-    with pytest.raises(ValueError, match="at least one cell"):
-        next(draw(7, 0, 16))

@@ -46,10 +46,6 @@ def test_a_step_is_padded_by_a_few_percent_at_most(up_to, padding):
         assert min(size for size in sizes if size >= tokens) / tokens - 1 <= padding
 
 
-def test_a_budget_that_is_no_multiple_is_a_size_itself():
-    assert larger_sizes(512, 1000)[-1] == 1000
-
-
 def test_the_host_is_the_limit_further_on_in_fp8_mode_and_with_small_models():
     def limits(billions, layers, multiprocessors=132):
         size = ModelSize(int(billions * 1e9), layers)
@@ -240,11 +236,6 @@ def test_stages_and_replicas_that_compute_one_step_have_the_same_sizes(h100, par
     manager = graph_manager(2048, linear_weights=23_000_000_000, supports=("ALWAYS",) * 40, **{parallel: 2})
     for precision in KEYS:
         assert max(tokens for tokens, case in manager._candidates if case == precision) == 2048
-
-
-def test_vllm_s_own_sizes_are_captured_however_large_the_model(h100):
-    manager = graph_manager(2048, linear_weights=400_000_000_000, supports=("ALWAYS",) * 40)
-    assert max(tokens for tokens, _ in manager._candidates) == 512
 
 
 def whole_sizes(graph_tokens=2048, **settings):

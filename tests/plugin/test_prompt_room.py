@@ -88,7 +88,7 @@ def test_prompts_that_there_was_no_room_for_and_those_of_fast_engines_teach_noth
 
 def measured_engine(**arguments):
     made = Engine(max_num_seqs=64, max_num_batched_tokens=2048, **arguments)
-    made.scheduler.nestedfp_take_step_costs([COSTS.as_lists()])
+    made.scheduler.nestedfp_take_step_costs([COSTS.report()])
     return made
 
 

@@ -11,6 +11,7 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm_parts import ModelRunnerOutput
 
+from nestedfp.vllm_plugin import drafts
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S, StepEnds
 
 
@@ -76,7 +77,7 @@ def test_a_step_ends_before_its_drafts():
 
     stream = Stream()
     ends, runner = StepEnds(stream.event), Runner()
-    ends.precede_drafts(runner)
+    drafts.precede(runner, ends.mark_before_drafts)
     told = []
     for step_ms, drafts_ms in ((20.0, 5.0), (9.0, 5.0), (9.0, 4.0)):
         stream.now_ms += step_ms

@@ -197,14 +197,6 @@ def test_a_request_that_waits_anew_is_in_line_once() -> None:
 RULE = StepRule(ttft_deadline_s=0.5, tpot_deadline_s=0.02)
 
 
-def test_a_step_that_would_end_too_late_for_the_first_in_line_is_late() -> None:
-    slack = StepSlack(S_PER_TOKEN)
-    slack.prompts.arrived("a", 10.0, 100)
-    slack.prompts.computed("a", 100)
-    assert slack.late(RULE, ends_s=10.49) != "ttft_slack"
-    assert slack.late(RULE, ends_s=10.51) == "ttft_slack"
-
-
 def test_a_step_that_leaves_too_little_time_for_the_last_in_line_is_late() -> None:
     slack = StepSlack(S_PER_TOKEN)
     slack.prompts.arrived("a", 10.0, 100)
@@ -265,11 +257,3 @@ def test_a_prediction_learns_what_attention_adds_in_either_precision() -> None:
     assert times.predicted_s(Mode.FP16, 100, with_prompts=False) == pytest.approx(0.025, rel=1e-3)
     assert times.predicted_s(Mode.FP16, 100, with_prompts=True) == pytest.approx(0.020)
     assert times.s_per_prompt_token(200) == pytest.approx(0.012 / 100)
-
-
-def test_without_measured_costs_it_goes_by_what_steps_took() -> None:
-    times = StepTimes(None)
-    for _ in range(50):
-        times.took(Mode.FP16, 8, 0.03, with_prompts=False)
-    assert times.predicted_s(Mode.FP16, 8, with_prompts=False) == pytest.approx(0.03, rel=1e-3)
-    assert times.s_per_prompt_token(2048) == 0.0

@@ -1,17 +1,14 @@
-// Scalar FP16 and BF16 conversions, bit for bit what F16C and the vector kernels do. For the reference loops and for
-// tails.
+// Scalar FP16 conversions, bit for bit what F16C does. For the reference loops and for tails.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#include "cpu/kernels/kernels.h"
+
 namespace nestedfp::cpu {
 
 struct Half {
-    uint16_t bits;
-};
-
-struct BFloat16 {
     uint16_t bits;
 };
 
@@ -29,8 +26,6 @@ static inline uint32_t float_to_bits(float value) {
 
 static inline float to_float(float x) { return x; }
 
-static inline float to_float(BFloat16 x) { return bits_to_float(static_cast<uint32_t>(x.bits) << 16); }
-
 static inline float to_float(Half x) {
     const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
     const uint32_t exponent = (x.bits >> 10) & 0x1f;
@@ -43,17 +38,6 @@ static inline float to_float(Half x) {
         return bits_to_float(sign | 0x7f800000 | mantissa << 13 | quiet);
     }
     return bits_to_float(sign | (exponent + 112) << 23 | mantissa << 13);
-}
-
-static inline void from_float(float value, float* out) { *out = value; }
-
-static inline void from_float(float value, BFloat16* out) {
-    const uint32_t bits = float_to_bits(value);
-    if ((bits & 0x7fffffff) > 0x7f800000) {  // a NaN must not round up into infinity
-        out->bits = static_cast<uint16_t>(bits >> 16 | 0x40);
-    } else {
-        out->bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-    }
 }
 
 static inline void from_float(float value, Half* out) {
@@ -71,6 +55,12 @@ static inline void from_float(float value, Half* out) {
         half = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
     }
     out->bits = static_cast<uint16_t>(sign | half);
+}
+
+// Not inline: only outliers, bias and the reference loops read element by element.
+static __attribute__((noinline, unused)) float element_at(const void* data, Element element, int64_t index) {
+    if (element == Element::kHalf) return to_float(static_cast<const Half*>(data)[index]);
+    return static_cast<const float*>(data)[index];
 }
 
 }  // namespace nestedfp::cpu

@@ -24,7 +24,7 @@ inline constexpr int kMaxTilePanels = 8;  // most panels of one tile
 constexpr int64_t panel_count(int64_t n) { return (n + kPanel - 1) / kPanel; }
 constexpr int64_t pair_count(int64_t k) { return (k + 1) / 2; }
 
-enum class Element { kFloat, kHalf, kBFloat16 };
+enum class Element { kFloat, kHalf };
 
 enum class Weights {
     kFp16,  // upper and residual planes: exactly the stored FP16 weights

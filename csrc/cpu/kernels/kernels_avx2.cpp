@@ -37,19 +37,6 @@ struct Avx2 {
     static void store_as(Half* p, Reg x) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
     }
-
-    static void store_as(BFloat16* p, Reg x) {
-        const __m256i bits = _mm256_castps_si256(x);
-        const __m256i top = _mm256_srli_epi32(bits, 16);
-        const __m256i odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
-        const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-        const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
-        const __m256i quiet = _mm256_or_si256(top, _mm256_set1_epi32(0x40));  // a NaN must not round up into infinity
-        const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-        const __m256i words = _mm256_blendv_epi8(rounded, quiet, is_nan);
-        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0xd8);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
-    }
 };
 
 constexpr Kernels kTable = make_table<Avx2>("avx2", pack_rows<Avx2::kBlockRows>);

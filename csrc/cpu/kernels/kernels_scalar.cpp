@@ -22,27 +22,9 @@ SplitCounts split_words(const uint16_t* weight, uint8_t* upper, uint8_t* lower, 
     return counts;
 }
 
-float load(const void* data, Element element, int64_t index) {
-    switch (element) {
-        case Element::kFloat:
-            return static_cast<const float*>(data)[index];
-        case Element::kHalf:
-            return to_float(static_cast<const Half*>(data)[index]);
-        case Element::kBFloat16:
-            return to_float(static_cast<const BFloat16*>(data)[index]);
-    }
-    return 0.0f;
-}
-
 void store(void* data, Element element, int64_t index, float value) {
-    switch (element) {
-        case Element::kFloat:
-            return from_float(value, static_cast<float*>(data) + index);
-        case Element::kHalf:
-            return from_float(value, static_cast<Half*>(data) + index);
-        case Element::kBFloat16:
-            return from_float(value, static_cast<BFloat16*>(data) + index);
-    }
+    if (element == Element::kHalf) return from_float(value, static_cast<Half*>(data) + index);
+    static_cast<float*>(data)[index] = value;
 }
 
 // Value of the E4M3 code nearest to `x` (ties to even), which must lie in +-kE4m3Max.
@@ -56,7 +38,7 @@ float round_to_e4m3(float x) {
     return bits_to_float((bits + 0x7ffff + (bits >> 20 & 1)) & ~0xfffffu);
 }
 
-// See nestedfp/kernels/activations.py. A row with a NaN or an infinity gets a NaN scale, so that its outputs are all
+// A row with a NaN or an infinity gets a NaN scale, so that its outputs are all
 // NaN.
 float quantize_row(float* row, int64_t k) {
     uint32_t largest = 0;  // magnitudes order as integers, NaNs above infinity
@@ -82,7 +64,7 @@ void pack_rows(const PackRowsArgs& args, int64_t block_begin, int64_t block_end)
     const int64_t padded_k = 2 * pair_count(args.k);
     for (int64_t row = block_begin; row < block_end; ++row) {
         float* const packed = args.packed + row * padded_k;
-        for (int64_t i = 0; i < args.k; ++i) packed[i] = load(args.x, args.element, row * args.k + i);
+        for (int64_t i = 0; i < args.k; ++i) packed[i] = element_at(args.x, args.element, row * args.k + i);
         if (padded_k > args.k) packed[args.k] = 0.0f;
         if (args.quantize) args.token_scale[row] = quantize_row(packed, args.k);
     }
@@ -108,10 +90,10 @@ void linear(const LinearArgs& args, Tile tile) {
             for (int64_t k = 0; k < args.k; ++k) sum = std::fma(x[k], weight_at<weights>(args, n, k), sum);
             if (args.token_scale != nullptr) sum *= args.token_scale[m];
             for (int64_t i = first_outlier; i < args.outliers && args.outlier_rows[i] == n; ++i) {
-                sum = std::fma(load(args.x, args.element, m * args.k + args.outlier_cols[i]), args.outlier_deltas[i],
-                               sum);
+                sum = std::fma(element_at(args.x, args.element, m * args.k + args.outlier_cols[i]),
+                               args.outlier_deltas[i], sum);
             }
-            if (args.bias != nullptr) sum += load(args.bias, args.bias_element, n);
+            if (args.bias != nullptr) sum += element_at(args.bias, args.bias_element, n);
             store(args.out, args.element, m * args.n + n, sum);
         }
     }

@@ -93,18 +93,6 @@ void multiply(const float* x, const uint16_t* words, int64_t depth, float* c) {
     for_each_sum<V, rows, 1>(sums, [c](typename V::Reg& sum, int, int at) { V::store(c + at, sum); });
 }
 
-__attribute__((noinline)) float element_at(const void* data, Element element, int64_t index) {
-    switch (element) {
-        case Element::kFloat:
-            return static_cast<const float*>(data)[index];
-        case Element::kHalf:
-            return to_float(static_cast<const Half*>(data)[index]);
-        case Element::kBFloat16:
-            return to_float(static_cast<const BFloat16*>(data)[index]);
-    }
-    __builtin_unreachable();
-}
-
 inline int64_t first_outlier_from(const LinearArgs& args, int64_t n) {
     int64_t low = 0;
     for (int64_t high = args.outliers; low < high;) {
@@ -160,14 +148,8 @@ void finish_panel(const LinearArgs& args, int64_t panel, int64_t first_row, int6
 
 template <class V>
 void finish(const LinearArgs& args, int64_t panel, int64_t first_row, int64_t rows, float* c) {
-    switch (args.element) {
-        case Element::kFloat:
-            return finish_panel<V, float>(args, panel, first_row, rows, c);
-        case Element::kHalf:
-            return finish_panel<V, Half>(args, panel, first_row, rows, c);
-        case Element::kBFloat16:
-            return finish_panel<V, BFloat16>(args, panel, first_row, rows, c);
-    }
+    if (args.element == Element::kHalf) return finish_panel<V, Half>(args, panel, first_row, rows, c);
+    finish_panel<V, float>(args, panel, first_row, rows, c);
 }
 
 template <class V, Weights weights, int rows>

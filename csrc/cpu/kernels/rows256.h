@@ -17,11 +17,6 @@ inline __m256 load_floats(const Half* x) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
 }
 
-inline __m256 load_floats(const BFloat16* x) {
-    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-
 template <class T>
 void convert_row(const T* x, int64_t count, float* out) {
     int64_t i = 0;
@@ -121,16 +116,10 @@ void pack_rows(const PackRowsArgs& args, int64_t first_block, int64_t last_block
     for (int64_t block = first_block; block < last_block; ++block) {
         const int64_t row = block_begin(args.m, blocks, block);
         const int64_t rows = block_begin(args.m, blocks, block + 1) - row;
-        switch (args.element) {
-            case Element::kFloat:
-                pack_block<float>(args, row, rows);
-                break;
-            case Element::kHalf:
-                pack_block<Half>(args, row, rows);
-                break;
-            case Element::kBFloat16:
-                pack_block<BFloat16>(args, row, rows);
-                break;
+        if (args.element == Element::kHalf) {
+            pack_block<Half>(args, row, rows);
+        } else {
+            pack_block<float>(args, row, rows);
         }
     }
 }

@@ -1,34 +1,14 @@
 // The choice of a config as C functions, host only: with gemm_config.cpp this makes a library that needs no CUDA, which
 // the tests build with the C++ compiler alone.
-#include <string>
-
 #include "cuda/capi/capi.h"
-#include "cuda/config/gemm_cost.h"
 #include "cuda/config/gemm_timings.h"
 #include "cuda/config/mixed_choice.h"
 #include "cuda/config/stream_k.h"
 #include "cuda/host/device_gemm.h"
 #include "cuda/kernels/layout.h"
 #include "cuda/portable/plan.h"
-#include "shared_constants.h"
 
 using namespace nestedfp::cuda;
-
-// For nestedfp/kernels/cuda_library.py, which compares.
-NESTEDFP_API const char* nestedfp_shared_constants() {
-    static const std::string text = nestedfp::shared_constants_text({
-        {"block_rows", kBlockRows},
-        {"block_cols", kBlockCols},
-        {"block_bytes", kBlockBytes},
-        {"lower_cols_multiple", kLowerColsMultiple},
-        {"neutral_blocks", kNeutralBlocks},
-        {"stream_k", kStreamK},
-        {"max_cluster_parts", kMaxClusterParts},
-        {"max_workspace_parts", kMaxWorkspaceParts},
-        {"max_workspace_bytes", kMaxWorkspaceBytes},
-    });
-    return text.c_str();
-}
 
 NESTEDFP_API int64_t nestedfp_upper_pitch(int64_t k) { return upper_pitch(k); }
 NESTEDFP_API int64_t nestedfp_lower_bytes(int64_t n, int64_t k) { return lower_bytes(n, k); }

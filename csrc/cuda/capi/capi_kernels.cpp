@@ -65,11 +65,6 @@ NESTEDFP_API int nestedfp_pack(const uint8_t* upper, const uint8_t* lower, uint8
     return run_pack(upper, lower, packed_upper, packed_lower, n, k, static_cast<CUstream_st*>(stream));
 }
 
-NESTEDFP_API int nestedfp_unpack(const uint8_t* packed_upper, const uint8_t* packed_lower, uint8_t* upper,
-                                 uint8_t* lower, int64_t n, int64_t k, void* stream) {
-    return run_unpack(packed_upper, packed_lower, upper, lower, n, k, static_cast<CUstream_st*>(stream));
-}
-
 NESTEDFP_API int nestedfp_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k,
                                    void* stream) {
     int device = 0;

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "cuda/config/gemm.h"
-#include "cuda/config/gemm_cost.h"
 #include "cuda/config/gemm_timings.h"
 #include "cuda/config/tile_grid.h"
 
@@ -48,10 +47,6 @@ GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms) 
 
 int64_t workspace_bytes(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
     return workspace_bytes(tile_grid(desc, kTiles[config.tile], num_sms), config);
-}
-
-double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
-    return predict_us(desc, config, num_sms, kCostModel, tile_cost(config.tile));
 }
 
 namespace {

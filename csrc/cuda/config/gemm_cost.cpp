@@ -27,12 +27,9 @@ static_assert(has_every_tile(), "gemm_cost.inc lacks constants of the last tiles
 
 }  // namespace
 
-const CostModel kCostModel = kMeasured.common;
-
-const TileCost& tile_cost(int tile) { return kMeasured.tiles[tile]; }
-
-double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms, const CostModel& model,
-                  const TileCost& cost) {
+double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms) {
+    const CostModel& model = kMeasured.common;
+    const TileCost& cost = kMeasured.tiles[config.tile];
     const Tile& tile = kTiles[config.tile];
     const GemmPlan plan = make_plan(desc, config, num_sms);
     const bool is_fp16 = desc.precision == Precision::kFp16;

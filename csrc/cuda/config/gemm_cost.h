@@ -45,11 +45,4 @@ struct CostModel {
     double long_run[2];
 };
 
-extern const CostModel kCostModel;
-const TileCost& tile_cost(int tile);
-
-// Microseconds of a GEMM; needs is_valid. `tile`: the config's.
-double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms, const CostModel& model,
-                  const TileCost& tile);
-
 }  // namespace nestedfp::cuda

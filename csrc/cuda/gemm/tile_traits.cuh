@@ -12,6 +12,7 @@ struct TileTraits {
     static constexpr int kRowWarpgroups = RowWarpgroups;
     static constexpr int kKWarpgroups = KWarpgroups;
     static constexpr int kTokens = Tokens;
+    static_assert(Tokens % 16 == 0 && Tokens <= 320, "that the epilogue can store and the registers hold");
     static constexpr int kExact = 0;  // not mixed (mixed_traits.cuh)
     static constexpr int kBlocksPerSm = BlocksPerSm;
     static constexpr int kMulticastCtas = MulticastCtas;
@@ -57,8 +58,7 @@ struct TileTraits {
 
     // Epilogue: per row warpgroup two buffers of some tokens x 64 rows in FP16, the sums of the other K slices, token
     // scales.
-    // Two blocks of 96 tokens and more have room for three stages only with small staging buffers.
-    static constexpr int kChunkTokens = Tokens < 32 ? Tokens : BlocksPerSm == 2 && Tokens > 64 ? 16 : 32;
+    static constexpr int kChunkTokens = Tokens < 32 ? Tokens : 32;
     static constexpr int kChunkBytes = kChunkTokens * 128;
     static constexpr int kSliceSumBytes = (KWarpgroups - 1) * RowWarpgroups * Tokens * 256;
     static constexpr int kScaleBytes = kFp16 ? 0 : RowWarpgroups * Tokens * 4;

@@ -7,12 +7,42 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "cuda/gemm/kernel_args.h"
 #include "cuda/host/semaphores.h"
-#include "cuda/host/tile_list.h"
 #include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {
+
+// Of launch_tile.cuh and launch_mixed_tile.cuh, in the files that cuda/generate_tiles.py writes.
+template <Precision P, int... Tile>
+cudaError_t prepare();
+template <Precision P, int... Tile>
+cudaError_t launch(const CUtensorMap&, const CUtensorMap&, const KernelArgs&, bool pdl, cudaStream_t);
+template <int... Tile>
+cudaError_t prepare_mixed();
+template <int... Tile>
+cudaError_t launch_mixed(const MixedKernelArgs&, bool pdl, cudaStream_t);
+
 namespace {
+
+constexpr struct {
+    cudaError_t (*prepare)();
+    cudaError_t (*launch)(const CUtensorMap&, const CUtensorMap&, const KernelArgs&, bool, cudaStream_t);
+} kTileFunctions[] = {
+#define NESTEDFP_TILE(precision, ...) \
+    {&prepare<Precision::precision, __VA_ARGS__>, &launch<Precision::precision, __VA_ARGS__>},
+#include "cuda/tiles.inc"
+#undef NESTEDFP_TILE
+};
+
+constexpr struct {
+    cudaError_t (*prepare)();
+    cudaError_t (*launch)(const MixedKernelArgs&, bool, cudaStream_t);
+} kMixedTileFunctions[] = {
+#define NESTEDFP_MIXED_TILE(...) {&prepare_mixed<__VA_ARGS__>, &launch_mixed<__VA_ARGS__>},
+#include "cuda/mixed_tiles.inc"
+#undef NESTEDFP_MIXED_TILE
+};
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
@@ -83,16 +113,43 @@ const CUtensorMap* tensor_map(const Matrix& matrix) {
     return &found->second;
 }
 
+// Of `rows` rows; everything but the cache policies.
+KernelArgs kernel_args_of(const GemmArgs& args, int64_t rows, int64_t n, int64_t k, const GemmPlan& plan) {
+    KernelArgs made{};
+    made.lower = args.lower;
+    if (args.neutral_lower) {
+        made.lower += neutral_offset(n, k);
+    } else {
+        made.lower_row_stride = lower_col_blocks(k) * kBlockBytes;
+        made.lower_col_stride = kBlockBytes;
+    }
+    made.lower_row_blocks = static_cast<int>(lower_row_blocks(n));
+    made.token_scale = args.token_scale;
+    made.bias = static_cast<const __half*>(args.bias);
+    made.out = static_cast<__half*>(args.out);
+    made.outliers = args.outliers;
+    made.m = static_cast<int>(rows);
+    made.n = static_cast<int>(n);
+    made.plan = plan;
+    made.workspace = args.workspace;
+    made.semaphores = args.semaphores;
+    return made;
+}
+
+bool lacks_scratch(const GemmArgs& args, bool is_needed, const char** message) {
+    const bool lacks = is_needed && (args.workspace == nullptr || args.semaphores == nullptr);
+    if (lacks) *message = "split-K with a global workspace needs a workspace and semaphores";
+    return lacks;
+}
+
 }  // namespace
 
 int prepare_device() {
-    for (int i = 0; i < kTileCount; ++i) {
-        const cudaError_t error = tile_functions(i).prepare();
-        if (error != cudaSuccess) return error;
+    for (const auto& tile : kTileFunctions) {
+        if (const cudaError_t error = tile.prepare(); error != cudaSuccess) return error;
     }
-    for (int i = 0; i < kMixedTileCount; ++i) {
-        const cudaError_t error = mixed_tile_functions(i).prepare();
-        if (error != cudaSuccess) return error;
+    for (const auto& tile : kMixedTileFunctions) {
+        if (const cudaError_t error = tile.prepare(); error != cudaSuccess) return error;
     }
     return prepare_semaphores();
 }
@@ -119,39 +176,19 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
         return cudaErrorInvalidValue;
     }
 
-    KernelArgs kernel_args{};
-    kernel_args.lower = args.lower;
-    if (args.neutral_lower) {
-        kernel_args.lower += neutral_offset(desc.n, desc.k);
-    } else {
-        kernel_args.lower_row_stride = lower_col_blocks(desc.k) * kBlockBytes;
-        kernel_args.lower_col_stride = kBlockBytes;
-    }
-    kernel_args.lower_row_blocks = static_cast<int>(lower_row_blocks(desc.n));
-    kernel_args.token_scale = args.token_scale;
-    kernel_args.bias = static_cast<const __half*>(args.bias);
-    kernel_args.out = static_cast<__half*>(args.out);
-    kernel_args.outliers = args.outliers;
-    kernel_args.m = static_cast<int>(desc.m);
-    kernel_args.n = static_cast<int>(desc.n);
-    kernel_args.plan = make_plan(desc, config, num_sms);
-    kernel_args.workspace = args.workspace;
-    kernel_args.semaphores = args.semaphores;
-    if (kernel_args.plan.work_units > 0 && (args.workspace == nullptr || args.semaphores == nullptr)) {
-        *message = "split-K with a global workspace needs a workspace and semaphores";
-        return cudaErrorInvalidValue;
-    }
+    KernelArgs kernel_args = kernel_args_of(args, desc.m, desc.n, desc.k, make_plan(desc, config, num_sms));
+    if (lacks_scratch(args, kernel_args.plan.work_units > 0, message)) return cudaErrorInvalidValue;
     // Weights that are read once must not push the activations out of L2.
     const bool is_one_pass = kernel_args.plan.token_tiles == 1;
     kernel_args.weight_policy = is_one_pass ? kEvictFirst : kEvictNormal;
     kernel_args.x_policy = is_one_pass ? kEvictLast : kEvictNormal;
 
-    const cudaError_t error = tile_functions(config.tile).launch(x_map, *upper_map, kernel_args, args.pdl, stream);
+    const cudaError_t error = kTileFunctions[config.tile].launch(x_map, *upper_map, kernel_args, args.pdl, stream);
     if (error != cudaSuccess) *message = cudaGetErrorString(error);
     return error;
 }
 
-int run_mixed(const MixedDesc& desc, const MixedConfig& config, const MixedArgs& args, int num_sms, cudaStream_t stream,
+int run_mixed(const MixedDesc& desc, const MixedConfig& config, const GemmArgs& args, int num_sms, cudaStream_t stream,
               const char** message) {
     MixedPlan plan;
     if (!make_plan(desc, config, num_sms, &plan, message)) return cudaErrorInvalidValue;
@@ -179,20 +216,9 @@ int run_mixed(const MixedDesc& desc, const MixedConfig& config, const MixedArgs&
         *to = *map;
     }
     KernelArgs& mixed = all.mixed;
-    mixed.lower = args.lower;
-    mixed.lower_row_stride = lower_col_blocks(desc.k) * kBlockBytes;
-    mixed.lower_col_stride = kBlockBytes;
-    mixed.lower_row_blocks = static_cast<int>(lower_row_blocks(desc.n));
-    mixed.token_scale = args.token_scale;
-    mixed.bias = static_cast<const __half*>(args.bias);
-    mixed.out = static_cast<__half*>(args.out);
-    mixed.m = tile.exact + tile.fast;
-    mixed.n = static_cast<int>(desc.n);
+    mixed = kernel_args_of(args, tile.exact + tile.fast, desc.n, desc.k, plan.mixed);
     mixed.exact_rows = static_cast<int>(desc.exact_rows);
     mixed.fast_rows = static_cast<int>(std::min<int64_t>(desc.fast_rows, tile.fast));
-    mixed.plan = plan.mixed;
-    mixed.workspace = args.workspace;
-    mixed.semaphores = args.semaphores;
     mixed.weight_policy = mixed.x_policy = kEvictNormal;
     all.rest = mixed;
     all.rest.m = static_cast<int>(rest_rows);
@@ -201,12 +227,9 @@ int run_mixed(const MixedDesc& desc, const MixedConfig& config, const MixedArgs&
     all.rest.plan = plan.rest;
     if (args.workspace != nullptr) all.rest.workspace += plan.mixed_workspace_bytes / 4;
     if (args.semaphores != nullptr) all.rest.semaphores += kSemaphores / 2;
-    if (plan.mixed_workspace_bytes + plan.rest_workspace_bytes > 0 &&
-        (args.workspace == nullptr || args.semaphores == nullptr)) {
-        *message = "split-K with a global workspace needs a workspace and semaphores";
+    if (lacks_scratch(args, plan.mixed_workspace_bytes + plan.rest_workspace_bytes > 0, message))
         return cudaErrorInvalidValue;
-    }
-    const cudaError_t error = mixed_tile_functions(config.tile).launch(all, args.pdl, stream);
+    const cudaError_t error = kMixedTileFunctions[config.tile].launch(all, args.pdl, stream);
     if (error != cudaSuccess) *message = cudaGetErrorString(error);
     return error;
 }

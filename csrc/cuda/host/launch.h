@@ -33,24 +33,9 @@ struct GemmArgs {
     // Programmatic dependent launch: begin to load weights while the kernel before it in the stream still runs.
     bool pdl = true;
     OutlierList outliers{};
-};
-
-// Exact rows are the first of out, fast ones come after.
-struct MixedArgs {
-    // [exact rows, K] FP16, rows x_pitch elements apart.
-    const void* x;
-    int64_t x_pitch;
-    // [fast rows, upper_pitch(K)] from quantize.
-    const uint8_t* codes;
-    // Likewise as in GemmArgs; token_scale: [fast rows].
-    const float* token_scale;
-    const uint8_t* upper;
-    const uint8_t* lower;
-    const void* bias;
-    void* out;
-    float* workspace;
-    int* semaphores;
-    bool pdl = true;
+    // The mixed GEMM only: [fast rows, upper_pitch(K)] from quantize. x is then of the exact rows, the first of out,
+    // and token_scale of the fast ones.
+    const uint8_t* codes = nullptr;
 };
 
 // Loads every tile onto the current device and allocates its semaphores, so that no later launch, perhaps under graph
@@ -61,7 +46,7 @@ int prepare_device();
 // *message says what was wrong.
 int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& args, int num_sms, CUstream_st* stream,
              const char** message);
-int run_mixed(const MixedDesc& desc, const MixedConfig& config, const MixedArgs& args, int num_sms, CUstream_st* stream,
+int run_mixed(const MixedDesc& desc, const MixedConfig& config, const GemmArgs& args, int num_sms, CUstream_st* stream,
               const char** message);
 
 }  // namespace nestedfp::cuda

@@ -1,9 +1,8 @@
 // Host side of one compiled tile of the mixed GEMM.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "cuda/gemm/mixed_sm90.cuh"
+#include "cuda/kernels/launch_kernel.h"
 
 namespace nestedfp::cuda {
 
@@ -24,21 +23,10 @@ cudaError_t prepare_mixed() {
 template <int... Tile>
 cudaError_t launch_mixed(const MixedKernelArgs& args, bool pdl, cudaStream_t stream) {
     using K = MixedKernel<Tile...>;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(K::T::kMulticastCtas * (args.mixed.plan.blocks + args.rest.plan.blocks));
-    config.blockDim = dim3(K::T::kThreads);
-    config.dynamicSmemBytes = K::kSharedBytes;
-    config.stream = stream;
-    cudaLaunchAttribute attributes[2]{};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = pdl;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = 2;
-    attributes[1].val.clusterDim.y = 1;
-    attributes[1].val.clusterDim.z = 1;
-    config.attrs = attributes;
-    config.numAttrs = K::T::kMulticastCtas == 2 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, mixed_sm90<typename K::T, typename K::Rest>, args);
+    constexpr int kCtas = K::T::kMulticastCtas;
+    const int64_t blocks = kCtas * (args.mixed.plan.blocks + args.rest.plan.blocks);
+    return launch_kernel(mixed_sm90<typename K::T, typename K::Rest>,
+                         Launch{blocks, K::T::kThreads, K::kSharedBytes, kCtas, pdl, stream}, args);
 }
 
 // Compiles one tile, in a file that cuda/generate_tiles.py writes.

@@ -1,39 +1,25 @@
-// Host side of one compiled tile: shared-memory limit, grid, cluster, programmatic dependent launch.
+// Host side of one compiled tile.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "cuda/gemm/gemm_sm90.cuh"
+#include "cuda/kernels/launch_kernel.h"
 
 namespace nestedfp::cuda {
 
 // Loads the kernel onto the current device and raises its shared-memory limit.
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas>
+template <Precision P, int... Tile>
 cudaError_t prepare() {
-    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas>;
+    using T = TileTraits<P, Tile...>;
     return cudaFuncSetAttribute(gemm_sm90<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
 }
 
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas>
+template <Precision P, int... Tile>
 cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args, bool pdl,
                    cudaStream_t stream) {
-    using T = TileTraits<P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas>;
-    const int cluster = args.plan.cluster * args.plan.multicast_ctas;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(args.plan.blocks * args.plan.multicast_ctas);
-    config.blockDim = dim3(T::kThreads);
-    config.dynamicSmemBytes = T::kSharedBytes;
-    config.stream = stream;
-    cudaLaunchAttribute attributes[2]{};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = pdl;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = cluster;
-    attributes[1].val.clusterDim.y = 1;
-    attributes[1].val.clusterDim.z = 1;
-    config.attrs = attributes;
-    config.numAttrs = cluster > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, gemm_sm90<T>, x_map, upper_map, args);
+    using T = TileTraits<P, Tile...>;
+    const int ctas = args.plan.multicast_ctas;
+    const Launch launch{args.plan.blocks * ctas, T::kThreads, T::kSharedBytes, args.plan.cluster * ctas, pdl, stream};
+    return launch_kernel(gemm_sm90<T>, launch, x_map, upper_map, args);
 }
 
 // Compiles one tile, in a file that cuda/generate_tiles.py writes.

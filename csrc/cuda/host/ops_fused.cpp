@@ -1,9 +1,7 @@
 // The ops before a linear layer on CUDA tensors, which write what it reads in the mode in force: FP16, or codes and
 // scales.
 #include <tuple>
-#include <vector>
 
-#include "cuda/host/ops_cuda.h"
 #include "cuda/host/tensors.h"
 #include "cuda/kernels/kernels.h"
 
@@ -21,19 +19,6 @@ Tensor as_rows(const char* op, const char* name, const Tensor& tensor) {
     STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0, op, ": expected ", name,
                     " at an address that is a multiple of 16 bytes; call .clone() on it");
     return rows;
-}
-
-// The shape of a tensor without its last axis.
-std::vector<int64_t> tokens_of(const Tensor& tensor) {
-    std::vector<int64_t> shape;
-    for (int64_t i = 0; i + 1 < tensor.dim(); ++i) shape.push_back(tensor.size(i));
-    return shape;
-}
-
-Tensor empty_rows(const Tensor& like, int64_t k) {
-    std::vector<int64_t> shape = tokens_of(like);
-    shape.push_back(k);
-    return empty(like, shape, ScalarType::Half);
 }
 
 Tensor empty_scales(const Tensor& like) { return empty(like, tokens_of(like), ScalarType::Float); }
@@ -69,8 +54,6 @@ std::tuple<Tensor, Tensor> norm(const char* op, const Tensor& x, const Tensor* r
     check_error(op, run_rms_norm(args, m, k, halves_of(op, m, device), device.traits().has_pdl(), device.stream()));
     return {carrier, scales};
 }
-
-}  // namespace
 
 std::tuple<Tensor, Tensor> rms_norm(Tensor x, Tensor weight, double epsilon) {
     const char* const op = "nestedfp::rms_norm";
@@ -108,4 +91,11 @@ std::tuple<Tensor, Tensor> silu_and_mul(Tensor x) {
     return {carrier, scales};
 }
 
+}  // namespace
 }  // namespace nestedfp::cuda
+
+STABLE_TORCH_LIBRARY_IMPL(nestedfp, CUDA, m) {
+    m.impl("rms_norm", TORCH_BOX(&nestedfp::cuda::rms_norm));
+    m.impl("add_rms_norm", TORCH_BOX(&nestedfp::cuda::add_rms_norm));
+    m.impl("silu_and_mul", TORCH_BOX(&nestedfp::cuda::silu_and_mul));
+}

@@ -13,7 +13,6 @@ Tensor join_rows(Tensor upper, Tensor lower, int64_t n, int64_t k, int64_t first
     const Device device(op, "upper", upper);
     check_packed_upper(op, upper, n, k, device);
     check_packed_lower(op, lower, n, k, device);
-    STD_TORCH_CHECK(k % 8 == 0, op, ": expected k of a multiple of 8, got ", k);
     STD_TORCH_CHECK(first_row >= 0 && first_row % kBlockRows == 0 && rows >= 1 && first_row + rows <= n, op,
                     ": expected rows of 0 to n=", n, " from a multiple of ", kBlockRows, " on, got ", rows, " from ",
                     first_row, " on");

@@ -1,10 +1,8 @@
 // The linear ops on CUDA tensors: checks, output and scratch memory, and which kernels run.
 #include <optional>
-#include <vector>
 
 #include "cuda/config/mixed_choice.h"
 #include "cuda/host/device_gemm.h"
-#include "cuda/host/ops_cuda.h"
 #include "cuda/host/semaphores.h"
 #include "cuda/host/tensors.h"
 #include "cuda/kernels/kernels.h"
@@ -37,13 +35,6 @@ void check_operands(const char* op, const char* name, const Tensor& x, const Lay
     }
 }
 
-Tensor empty_out(const Tensor& x, int64_t n) {
-    std::vector<int64_t> shape;
-    for (int64_t i = 0; i + 1 < x.dim(); ++i) shape.push_back(x.size(i));
-    shape.push_back(n);
-    return empty(x, shape, ScalarType::Half);
-}
-
 // Rows of x and of out that run in one precision.
 struct Rows {
     // [M, K] FP16; with token_scale its bytes are codes [M, upper_pitch(K)].
@@ -53,25 +44,30 @@ struct Rows {
     int64_t m;
 };
 
+// Of a layer; out: of the rows that run.
+GemmArgs args_of(const Layer& layer, void* out, const Device& device) {
+    GemmArgs args{};
+    args.x_pitch = layer.k;
+    args.upper = const_data<uint8_t>(layer.upper);
+    args.lower = const_data<uint8_t>(layer.lower);
+    args.bias = layer.bias.has_value() ? layer.bias->const_data_ptr() : nullptr;
+    args.out = out;
+    args.semaphores = stream_semaphores(device.stream());
+    return args;
+}
+
 // out = x @ W.T + bias. like: a tensor on the device.
 void multiply(const char* op, const Tensor& like, const Rows& rows, const Layer& layer, const OutlierList& outliers,
               bool is_fp8, bool quantize_activations, const Device& device) {
-    const auto [upper, lower, bias, n, k] = layer;
-    const int64_t m = rows.m;
+    const int64_t m = rows.m, n = layer.n, k = layer.k;
     const GpuTraits& gpu = device.traits();
     // The activations of FP8 mode, where the tensor cores know E4M3; else FP16 ones multiply the FP8 weights.
     const bool is_fp8_gemm = is_fp8 && quantize_activations && gpu.has_fp8();
     const GemmDesc desc{is_fp8_gemm ? Precision::kFp8 : Precision::kFp16, m, n, k};
-    GemmArgs args{};
+    GemmArgs args = args_of(layer, rows.out, device);
     args.x = rows.x;
-    args.x_pitch = k;
-    args.upper = const_data<uint8_t>(upper);
-    args.lower = const_data<uint8_t>(lower);
     args.neutral_lower = is_fp8;
-    args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
-    args.out = rows.out;
     args.outliers = outliers;
-    args.semaphores = stream_semaphores(device.stream());
     const DeviceGemm gemm(desc, is_fp8, gpu, args.semaphores != nullptr);
 
     // One allocation for all scratch memory: partial sums, then the activations as the GEMM reads them, then their
@@ -115,7 +111,7 @@ void multiply(const char* op, const Tensor& like, const Rows& rows, const Layer&
 // config that was measured.
 void multiply_mixed(const char* op, const Tensor& like, const Rows& exact, const Rows& fast, const Layer& layer,
                     const MixedConfig& config, const Device& device) {
-    const auto [upper, lower, bias, n, k] = layer;
+    const int64_t n = layer.n, k = layer.k;
     const MixedDesc desc{exact.m, fast.m, n, k};
     const int num_sms = device.traits().num_sms;
     MixedPlan plan;
@@ -129,17 +125,11 @@ void multiply_mixed(const char* op, const Tensor& like, const Rows& exact, const
     auto* const scales = reinterpret_cast<float*>(codes + codes_bytes);
     if (is_quantized)
         check_error(op, run_quantize(fast.x, k, codes, scales, fast.m, k, device.traits().has_pdl(), device.stream()));
-    MixedArgs args{};
+    GemmArgs args = args_of(layer, exact.out, device);
     args.x = exact.x;
-    args.x_pitch = k;
     args.codes = is_quantized ? codes : static_cast<const uint8_t*>(fast.x);
     args.token_scale = is_quantized ? scales : fast.token_scale;
-    args.upper = const_data<uint8_t>(upper);
-    args.lower = const_data<uint8_t>(lower);
-    args.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
-    args.out = exact.out;
     args.workspace = sums_bytes > 0 ? data<float>(scratch) : nullptr;
-    args.semaphores = stream_semaphores(device.stream());
     const int error = run_mixed(desc, config, args, num_sms, device.stream(), &message);
     STD_TORCH_CHECK(error == cudaSuccess, op, ": ", exact.m, " exact and ", fast.m, " fast rows, n=", n, ", k=", k,
                     ", mixed tile ", config.tile, ": ", message);
@@ -175,8 +165,6 @@ void multiply_by_class(const char* op, const Tensor& x, int64_t exact, const flo
     if (exact < m) multiply(op, x, rest, layer, of(rest), true, quantize_activations, device);
 }
 
-}  // namespace
-
 Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, std::optional<Tensor> outlier_rows,
               std::optional<Tensor> outlier_cols, std::optional<Tensor> outlier_deltas, int64_t n, int64_t k,
               bool quantize_activations) {
@@ -188,7 +176,7 @@ Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, 
     check_outlier_lists(
         op, outlier_rows, outlier_cols, outlier_deltas,
         [&](const char*, const char* name, const Tensor& list) { check_device(op, name, list, device); });
-    const Tensor out = empty_out(x, n);
+    const Tensor out = empty_rows(x, n);
     if (x.numel() == 0) return out;
     const Tensor rows = x.is_contiguous() ? x : torch::stable::contiguous(x);
     OutlierList outliers{};
@@ -216,10 +204,16 @@ Tensor linear_carried(Tensor carrier, Tensor scales, Tensor upper, Tensor lower,
     check_contiguous(op, "carrier as the operator before it made it", carrier);
     check_scales(op, scales, carrier);
     check_device(op, "scales", scales, device);
-    const Tensor out = empty_out(carrier, n);
+    const Tensor out = empty_rows(carrier, n);
     if (carrier.numel() == 0) return out;
     multiply_by_class(op, carrier, exact, const_data<float>(scales), layer, {}, true, out, device);
     return out;
 }
 
+}  // namespace
 }  // namespace nestedfp::cuda
+
+STABLE_TORCH_LIBRARY_IMPL(nestedfp, CUDA, m) {
+    m.impl("linear", TORCH_BOX(&nestedfp::cuda::linear));
+    m.impl("linear_carried", TORCH_BOX(&nestedfp::cuda::linear_carried));
+}

@@ -88,6 +88,20 @@ inline Tensor empty(const Tensor& like, std::vector<int64_t> shape, ScalarType t
     return torch::stable::new_empty(like, {shape.data(), shape.size()}, type);
 }
 
+// The shape of a tensor without its last axis.
+inline std::vector<int64_t> tokens_of(const Tensor& tensor) {
+    std::vector<int64_t> shape;
+    for (int64_t i = 0; i + 1 < tensor.dim(); ++i) shape.push_back(tensor.size(i));
+    return shape;
+}
+
+// FP16, with a row for each of `like`.
+inline Tensor empty_rows(const Tensor& like, int64_t columns) {
+    std::vector<int64_t> shape = tokens_of(like);
+    shape.push_back(columns);
+    return empty(like, shape, ScalarType::Half);
+}
+
 template <class T>
 T* data(const Tensor& tensor) {
     return static_cast<T*>(tensor.mutable_data_ptr());

@@ -1,9 +1,8 @@
-// Packed planes -> the exact FP16 weights, rows at a time, for a library's GEMM. At memory speed: two bytes read, two
-// written for each weight.
-#include <cuda_runtime.h>
-
+// Packed planes -> the exact FP16 weights, rows at a time: for a library's GEMM and the self-check. At memory speed:
+// two bytes read, two written for each weight.
 #include "cuda/gemm/decode.cuh"
 #include "cuda/kernels/kernels.h"
+#include "cuda/kernels/launch_kernel.h"
 #include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {
@@ -42,8 +41,14 @@ __global__ void __launch_bounds__(kThreads)
         const int from_row = chunk / kRowChunks, col = col_block * kBlockCols + chunk % kRowChunks * 8;
         const int64_t to_row = static_cast<int64_t>(row_block) * kBlockRows + from_row - first_row;
         if (to_row >= rows || col >= k) continue;
-        *reinterpret_cast<uint4*>(out + to_row * k + col) =
-            *reinterpret_cast<const uint4*>(pairs + from_row * kPitch + chunk % kRowChunks * 4);
+        uint16_t* const to = out + to_row * k + col;
+        const auto* const halves =
+            reinterpret_cast<const uint16_t*>(pairs + from_row * kPitch + chunk % kRowChunks * 4);
+        if (k % 8 == 0) {
+            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(halves);
+        } else {
+            for (int i = 0; i < 8 && col + i < k; ++i) to[i] = halves[i];
+        }
     }
 }
 
@@ -51,12 +56,9 @@ __global__ void __launch_bounds__(kThreads)
 
 int run_join(const uint8_t* packed_upper, const uint8_t* packed_lower, uint16_t* out, int64_t n, int64_t k,
              int64_t first_row, int64_t rows, cudaStream_t stream) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows * (upper_pitch(k) / kBlockCols)));
-    config.blockDim = dim3(kThreads);
-    config.stream = stream;
-    return cudaLaunchKernelEx(&config, join_kernel, packed_upper, packed_lower, out, static_cast<int>(n),
-                              static_cast<int>(k), static_cast<int>(first_row), static_cast<int>(rows));
+    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows * (upper_pitch(k) / kBlockCols);
+    return launch_kernel(join_kernel, Launch{blocks, kThreads, 0, 1, false, stream}, packed_upper, packed_lower, out,
+                         static_cast<int>(n), static_cast<int>(k), static_cast<int>(first_row), static_cast<int>(rows));
 }
 
 }  // namespace nestedfp::cuda

@@ -13,22 +13,19 @@ namespace nestedfp::cuda {
 int run_split(const uint16_t* weight, uint8_t* upper, uint8_t* lower, int64_t count, unsigned long long* counts,
               CUstream_st* stream);
 
-// Canonical planes [N, K] -> packed planes (layout.h), and back. A weight may be used by the GEMM as soon as run_pack
-// is enqueued on the same stream.
+// Canonical planes [N, K] -> packed planes (layout.h). A weight may be used by the GEMM as soon as this is enqueued on
+// the same stream.
 int run_pack(const uint8_t* upper, const uint8_t* lower, uint8_t* packed_upper, uint8_t* packed_lower, int64_t n,
              int64_t k, CUstream_st* stream);
-int run_unpack(const uint8_t* packed_upper, const uint8_t* packed_lower, uint8_t* upper, uint8_t* lower, int64_t n,
-               int64_t k, CUstream_st* stream);
 
-// Packed planes -> the exact weights `out` [rows, K], FP16, from first_row on, which is a multiple of 64. K: a multiple
-// of 8.
+// Packed planes -> the exact weights `out` [rows, K], FP16, from first_row on, which is a multiple of 64.
 int run_join(const uint8_t* packed_upper, const uint8_t* packed_lower, uint16_t* out, int64_t n, int64_t k,
              int64_t first_row, int64_t rows, CUstream_st* stream);
 
 // The longest row of activations that run_quantize takes.
 inline constexpr int64_t kMaxQuantizedColumns = 81920;
 
-// Rounds each token of x [M, K], FP16, to E4M3 with its own scale (nestedfp/kernels/activations.py), in the K order of
+// Rounds each token of x [M, K], FP16, to E4M3 with its own scale (row_codes.cuh), in the K order of
 // the packed upper plane: codes [M, upper_pitch(K)], padding zero; scale [M]. pdl: by programmatic dependent launch.
 int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k, bool pdl,
                  CUstream_st* stream);
@@ -54,9 +51,5 @@ int run_rms_norm(const RowNormArgs& args, int64_t m, int64_t k, int64_t exact, b
 // x: [M, 2 * K] FP16, gate then up; K at most kMaxQuantizedColumns.
 int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int64_t k, int64_t exact, bool pdl,
                      CUstream_st* stream);
-
-// Lists the first `count` finite weights beyond 1.75 of [N, K] in row-major order. row_scratch: [N].
-int run_list_outliers(const uint16_t* weight, int64_t n, int64_t k, int64_t count, int32_t* row_scratch, int32_t* rows,
-                      int32_t* cols, float* deltas, CUstream_st* stream);
 
 }  // namespace nestedfp::cuda

@@ -2,11 +2,10 @@
 // thread, and programmatic dependent launch.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/kernels/launch_kernel.h"
 #include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {
@@ -72,25 +71,11 @@ struct RowLaunch {
 
 template <class... Params, class... Args>
 cudaError_t launch_rows(void (*kernel)(Params...), const RowLaunch& launch, Args... args) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(launch.m << launch.parts_log2));
-    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
-    config.dynamicSmemBytes = static_cast<size_t>(launch.exchange_bytes);
-    config.stream = launch.stream;
-    cudaLaunchAttribute attributes[2]{};
-    config.attrs = attributes;
-    if (launch.pdl) {
-        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute.val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (launch.parts_log2 > 0 && launch.exchange_bytes > 0) {
-        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim.x = 1u << launch.parts_log2;
-        attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    }
-    return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+    const int cluster = launch.exchange_bytes > 0 ? 1 << launch.parts_log2 : 1;
+    return launch_kernel(kernel,
+                         Launch{launch.m << launch.parts_log2, launch.threads, launch.exchange_bytes, cluster,
+                                launch.pdl, launch.stream},
+                         args...);
 }
 
 }  // namespace nestedfp::cuda

@@ -1,5 +1,4 @@
-// Planes at load time, at memory speed: split FP16 words, permute canonical planes into the layout of the GEMM, and
-// back.
+// Planes at load time, at memory speed: split FP16 words, permute canonical planes into the layout of the GEMM.
 #include <cuda_runtime.h>
 
 #include "cuda/kernels/kernels.h"
@@ -75,21 +74,6 @@ __global__ void neutral_kernel(uint8_t* blocks) {
 // has finished, which is safe behind any kernel but the one that writes them.
 __global__ void fence_kernel() {}
 
-__global__ void __launch_bounds__(kThreads) unpack_kernel(const uint8_t* packed_upper, const uint8_t* packed_lower,
-                                                          uint8_t* upper, uint8_t* lower, int n, int k) {
-    const int64_t col_blocks = lower_col_blocks(k);
-    for (int i = threadIdx.x; i < kBlockRows * kBlockCols; i += kThreads) {
-        const int row = blockIdx.y * kBlockRows + i / kBlockCols, col = blockIdx.x * kBlockCols + i % kBlockCols;
-        if (row >= n || col >= k) continue;
-        const int position = position_of(col % kBlockCols), r = row % kBlockRows;
-        const int in_block = r / 16 * 1024 + r / 8 % 2 * 512 + r % 8 * 64 + position;
-        const uint8_t u = packed_upper[row * upper_pitch(k) + blockIdx.x * kBlockCols + position];
-        const uint8_t encoded = packed_lower[(blockIdx.y * col_blocks + blockIdx.x) * kBlockBytes + in_block];
-        upper[static_cast<int64_t>(row) * k + col] = u;
-        lower[static_cast<int64_t>(row) * k + col] = decode_lower(u, encoded, position);
-    }
-}
-
 dim3 block_grid(int64_t n, int64_t k) {
     return dim3(static_cast<unsigned>(lower_col_blocks(k)), static_cast<unsigned>(lower_row_blocks(n)));
 }
@@ -110,13 +94,6 @@ int run_pack(const uint8_t* upper, const uint8_t* lower, uint8_t* packed_upper, 
                                                            static_cast<int>(n), static_cast<int>(k));
     neutral_kernel<<<1, kThreads, 0, stream>>>(packed_lower + neutral_offset(n, k));
     fence_kernel<<<1, 1, 0, stream>>>();
-    return cudaGetLastError();
-}
-
-int run_unpack(const uint8_t* packed_upper, const uint8_t* packed_lower, uint8_t* upper, uint8_t* lower, int64_t n,
-               int64_t k, cudaStream_t stream) {
-    unpack_kernel<<<block_grid(n, k), kThreads, 0, stream>>>(packed_upper, packed_lower, upper, lower,
-                                                             static_cast<int>(n), static_cast<int>(k));
     return cudaGetLastError();
 }
 

@@ -1,5 +1,5 @@
 // One token's activations rounded to E4M3, by the blocks that hold them (row_part.cuh): what the quantiser shares with
-// the kernels that it is fused into. The arithmetic is nestedfp/kernels/activations.py's, bit for bit:
+// the kernels that it is fused into. The arithmetic is, bit for bit:
 //
 //     scale = max(amax / 448, 1 / (448 * 512))
 //     codes = x / scale

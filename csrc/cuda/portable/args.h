@@ -3,28 +3,13 @@
 
 #include <cstdint>
 
-#include "cuda/config/outlier_list.h"
+#include "cuda/host/launch.h"
 #include "cuda/portable/plan.h"
 
 namespace nestedfp::cuda {
 
-struct PortableArgs {
-    // [M, K] FP16, rows x_pitch elements apart, a multiple of 8; or codes [M, upper_pitch(K)] with token_scale [M].
-    const void* x;
-    int64_t x_pitch;
-    const float* token_scale;
-    // Packed (cuda/kernels/layout.h), aligned to 16 bytes. lower: exact weights only.
-    const uint8_t* upper;
-    const uint8_t* lower;
-    // [N] FP16 or null.
-    const uint16_t* bias;
-    // [M, N] FP16, contiguous.
-    uint16_t* out;
-    OutlierList outliers;
-    // portable_workspace_bytes().
-    float* workspace;
-    // A zero for each tile, left as zeros; only for a plan that is split.
-    int* semaphores;
+// x_pitch is a multiple of 8; lower: of exact weights only; semaphores: only for a plan that is split.
+struct PortableArgs : GemmArgs {
     int64_t m, n, k;
     int64_t upper_pitch, lower_row_blocks, lower_col_blocks;
     PortablePlan plan;

@@ -45,7 +45,7 @@ NESTEDFP_DEVICE bool add_parts(const PortableArgs& args, const PortableWork& wor
 // Two neighbouring features of a token: halves[0] at `feature`, an even number.
 NESTEDFP_DEVICE void store_pair(const PortableArgs& args, int64_t token, int64_t feature, uint32_t halves) {
     if (token >= args.m || feature >= args.n) return;
-    uint16_t* const to = args.out + token * args.n + feature;
+    uint16_t* const to = static_cast<uint16_t*>(args.out) + token * args.n + feature;
     if (args.n % 2 == 0) {
         *reinterpret_cast<uint32_t*>(to) = halves;
         return;
@@ -61,6 +61,7 @@ NESTEDFP_DEVICE void store_tile(const PortableArgs& args, const PortableWork& wo
     const int lane = thread_index() % 32;
     const int64_t tile_row = static_cast<int64_t>(work.row_tile) * Traits::kRows + first_row;
     const int64_t tile_token = static_cast<int64_t>(work.token_tile) * Traits::kTokens + first_token;
+    const auto* const biases = static_cast<const uint16_t*>(args.bias);
     float bias[Traits::kRowFrags][2];
     int outlier[Traits::kRowFrags][2] = {};
 #pragma unroll
@@ -69,7 +70,7 @@ NESTEDFP_DEVICE void store_tile(const PortableArgs& args, const PortableWork& wo
         for (int half = 0; half < 2; ++half) {
             const int64_t row = tile_row + r * 16 + half * 8 + lane / 4;
             if (args.outliers.count > 0) outlier[r][half] = first_outlier(args.outliers, row);
-            bias[r][half] = args.bias != nullptr && row < args.n ? half_to_float(args.bias[row]) : 0;
+            bias[r][half] = biases != nullptr && row < args.n ? half_to_float(biases[row]) : 0;
         }
     }
 #pragma unroll

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "cuda/host/semaphores.h"
+#include "cuda/kernels/launch_kernel.h"
 #include "cuda/portable/gemm.cuh"
 #include "cuda/portable/launch.h"
 
@@ -62,31 +63,11 @@ int run_portable(const GemmDesc& desc, PortableOperands operands, const Portable
         *message = "a split of K needs a workspace and semaphores";
         return cudaErrorInvalidValue;
     }
-    PortableArgs kernel_args{};
-    kernel_args.x = args.x;
-    kernel_args.x_pitch = args.x_pitch;
-    kernel_args.token_scale = args.token_scale;
-    kernel_args.upper = args.upper;
-    kernel_args.lower = args.lower;
-    kernel_args.bias = static_cast<const uint16_t*>(args.bias);
-    kernel_args.out = static_cast<uint16_t*>(args.out);
-    kernel_args.outliers = args.outliers;
-    kernel_args.workspace = args.workspace;
-    kernel_args.semaphores = args.semaphores;
-    kernel_args.m = desc.m;
-    kernel_args.n = desc.n;
-    kernel_args.k = desc.k;
-    kernel_args.upper_pitch = upper_pitch(desc.k);
-    kernel_args.lower_row_blocks = lower_row_blocks(desc.n);
-    kernel_args.lower_col_blocks = lower_col_blocks(desc.k);
-    kernel_args.plan = plan;
+    const PortableArgs kernel_args{
+        args, desc.m, desc.n, desc.k, upper_pitch(desc.k), lower_row_blocks(desc.n), lower_col_blocks(desc.k), plan};
     const PortableTile& tile = kPortableTiles[plan.tile];
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(plan.blocks()));
-    config.blockDim = dim3(static_cast<unsigned>(tile.threads()));
-    config.dynamicSmemBytes = static_cast<size_t>(portable_shared_bytes(operands, tile));
-    config.stream = stream;
-    const cudaError_t error = cudaLaunchKernelEx(&config, kernel_of(operands, plan.tile), kernel_args);
+    const Launch launch{plan.blocks(), tile.threads(), portable_shared_bytes(operands, tile), 1, false, stream};
+    const cudaError_t error = launch_kernel(kernel_of(operands, plan.tile), launch, kernel_args);
     if (error != cudaSuccess) *message = cudaGetErrorString(error);
     return error;
 }

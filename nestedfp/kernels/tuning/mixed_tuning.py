@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from nestedfp.kernels import cuda_library, ops
-from nestedfp.kernels.cuda_layout import BLOCK_COLS
-from nestedfp.kernels.cuda_library import MAX_WORKSPACE_BYTES, PackedWeight
+from nestedfp.kernels.cuda_library import BLOCK_COLS, MAX_WORKSPACE_BYTES, PackedWeight
 from nestedfp.kernels.tuning.gemm_tuning import rotation, spread
 from nestedfp.modes import Mode
 

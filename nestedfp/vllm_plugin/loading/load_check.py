@@ -21,7 +21,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from nestedfp.checkpoint import CheckpointError, listed
-from nestedfp.values import fault
 from nestedfp.vllm_plugin.weights.experts.experts import NestedExpertsBase, OnlineNestedExperts, StoredNestedExperts
 from nestedfp.vllm_plugin.weights.layers import NestedLinearBase, OnlineNestedLinear, StoredNestedLinear
 
@@ -33,6 +32,7 @@ METHODS = (
     UnquantizedFusedMoEMethod,
 )
 LAYERS = (LinearBase, RoutedExperts)
+CHUNK_ELEMENTS = 1 << 22
 
 
 class Writes(TorchDispatchMode):
@@ -160,11 +160,18 @@ class LoadCheck:
         for name, tensor in tensors:
             if tensor is None or tensor.is_meta:
                 continue  # nested by now, or about to be, and looked at there
-            if (found := fault(tensor.data, as_fp16=False)) is not None:
+            if count := nonfinite(tensor.data):
                 raise CheckpointError(
-                    f"{name}: {found} as {tensor.dtype}; the checkpoint is damaged, or holds values beyond FP16's 65504; nothing "
-                    "was loaded"
+                    f"{name}: {count} of {tensor.numel()} weights are NaN or infinite as {tensor.dtype}; the checkpoint is "
+                    "damaged, or holds values beyond FP16's 65504; nothing was loaded"
                 )
+
+
+def nonfinite(tensor: torch.Tensor) -> int:
+    """Count the values that are NaN or infinite, on their own device; of integers none is."""
+    if not tensor.is_floating_point():
+        return 0
+    return sum(int((~part.float().isfinite()).sum()) for part in tensor.reshape(-1).split(CHUNK_ELEMENTS))
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from nestedfp.format import join
 from nestedfp.kernels import ops
 from nestedfp.kernels.activations import CARRIER_COLUMNS, MAX_NORM_COLUMNS
 from nestedfp.modes import Mode
@@ -32,6 +31,7 @@ EPSILON = 1e-6  # of a norm
 LEAST_COSINE = (
     0.9  # layers of real models have 0.998 and more; one whose weights FP8 cannot hold, or a broken kernel, far less
 )
+FUSED = "{}: {} before it computes something else in {} mode than on its own"
 MOST_RELATIVE_ERROR = 0.02  # of a probe's outputs, against their root mean square; FP16's own rounding makes 0.001
 
 
@@ -99,20 +99,14 @@ def run(model: torch.nn.Module, *, is_fused: bool = False) -> SelfCheck:
     Raises:
         SelfCheckError: for the first layer that is not as it should be.
     """
-    layers = plane_bytes = 0
-    worst, worst_layer = None, ""
+    found: dict[str, tuple[Any, float]] = {}  # layers by name, and their cosines
     shapes: set[tuple[int, int]] = set()
     try:
         for name, layer in nested_layers(model):
             _require_loaded_planes(name, layer)
-            layers += 1
-            plane_bytes += sum(tensor.nbytes for tensor in stored(layer).values())
             x = _probe(layer.nestedfp_shape[1], layer.weight_upper.device)
             exact = _outputs(layer, x, Mode.FP16)
-            rounded = _outputs(layer, x, Mode.FP8)
-            cosine = _required_cosine(name, exact, rounded)
-            if worst is None or cosine < worst:
-                worst, worst_layer = cosine, name
+            found[name] = layer, _required_cosine(name, exact, _outputs(layer, x, Mode.FP8))
             if layer.nestedfp_shape not in shapes:
                 shapes.add(layer.nestedfp_shape)
                 _require_exact(name, layer, x, exact)
@@ -120,14 +114,12 @@ def run(model: torch.nn.Module, *, is_fused: bool = False) -> SelfCheck:
                     _require_fused(name, layer)
         for name, layer in nested_experts(model):
             _require_loaded_planes(name, layer)
-            layers += 1
-            plane_bytes += sum(tensor.nbytes for tensor in stored(layer).values())
-            cosine = _required_cosine(name, *_outputs_of_experts(layer))
-            if worst is None or cosine < worst:
-                worst, worst_layer = cosine, name
+            found[name] = layer, _required_cosine(name, *_outputs_of_experts(layer))
     finally:
         ops.set_mode(Mode.FP16)
-    return SelfCheck(layers, plane_bytes, worst, worst_layer)
+    plane_bytes = sum(tensor.nbytes for layer, _ in found.values() for tensor in stored(layer).values())
+    worst = min(((cosine, name) for name, (_, cosine) in found.items()), default=(None, ""))
+    return SelfCheck(len(found), plane_bytes, *worst)
 
 
 def _outputs_of_experts(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,9 +161,10 @@ def _require_loaded_planes(name: str, layer: Any) -> None:
 def _require_exact(name: str, layer: Any, x: torch.Tensor, outputs: torch.Tensor) -> None:
     n, k = layer.nestedfp_shape
     rows = min(n, ROWS_COMPARED)
-    upper, lower = ops.unpack(layer.weight_upper.data, layer.weight_lower.data, n, k)
-    weight = join(upper[:rows].contiguous(), lower[:rows].contiguous()).float()
-    _require_close(name, outputs[:, :rows], x.float() @ weight.T + _listed_part(layer, x, rows))
+    weight = ops.join_rows(layer.weight_upper.data, layer.weight_lower.data, n, k, 0, rows).float()
+    said = f"{name}: FP16 mode does not compute with the stored weights"
+    expected = x.float() @ weight.T + _listed_part(layer, x, rows)
+    _require_close(said, outputs[:, :rows], expected, "engine.quantization: none")
 
 
 def _require_fused(name: str, layer: Any) -> None:
@@ -190,21 +183,13 @@ def _require_fused(name: str, layer: Any) -> None:
     for operator, (make, expected) in operators.items():
         ops.set_mode(Mode.FP16)
         halves, _ = make()
-        _require_agreement(name, operator, "FP16", halves, expected)
+        _require_close(FUSED.format(name, operator, "FP16"), halves, expected, "engine.fused_quantiser: never")
         for mode in Mode:
             ops.set_mode(mode)
             carried = ops.linear_carried(*make(), *weights, None, n, k)
             plain = ops.linear(halves, *weights, None, None, None, None, n, k, True)
-            _require_agreement(name, operator, mode.value.upper(), carried, plain)
-
-
-def _require_agreement(name: str, operator: str, mode: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    if not (error := _relative_error(found, expected)) <= MOST_RELATIVE_ERROR:
-        raise SelfCheckError(
-            f"{name}: {operator} before it computes something else in {mode} mode than on its own (error {error:.3g} of the root "
-            f"mean square, expected at most {MOST_RELATIVE_ERROR}): the fused kernel is broken on this machine; serve with "
-            "engine.fused_quantiser: never and report it"
-        )
+            said = FUSED.format(name, operator, mode.value.upper())
+            _require_close(said, carried, plain, "engine.fused_quantiser: never")
 
 
 def _listed_part(layer: Any, x: torch.Tensor, rows: int) -> torch.Tensor | float:
@@ -218,20 +203,16 @@ def _listed_part(layer: Any, x: torch.Tensor, rows: int) -> torch.Tensor | float
     return x.float() @ weight.T
 
 
-def _require_close(name: str, outputs: torch.Tensor, expected: torch.Tensor) -> None:
-    if not (error := _relative_error(outputs, expected)) <= MOST_RELATIVE_ERROR:
-        raise SelfCheckError(
-            f"{name}: FP16 mode does not compute with the stored weights (error {error:.3g} of the outputs' root mean "
-            f"square, expected at most {MOST_RELATIVE_ERROR}): the kernel is broken on this machine; serve with "
-            "engine.quantization: none and report it"
-        )
-
-
-def _relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference over the root mean square of what was expected."""
+def _require_close(said: str, found: torch.Tensor, expected: torch.Tensor, remedy: str) -> None:
+    """Compare the largest difference with the root mean square of what was expected."""
     wanted = expected.float()
     scale = wanted.square().mean().sqrt().clamp_min(torch.finfo(torch.float16).tiny)
-    return float((found.float() - wanted).abs().max() / scale)
+    error = float((found.float() - wanted).abs().max() / scale)
+    if not error <= MOST_RELATIVE_ERROR:
+        raise SelfCheckError(
+            f"{said} (error {error:.3g} of the outputs' root mean square, expected at most {MOST_RELATIVE_ERROR}): the kernel "
+            f"is broken on this machine; serve with {remedy} and report it"
+        )
 
 
 def _probe(k: int, device: torch.device) -> torch.Tensor:

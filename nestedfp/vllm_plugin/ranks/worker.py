@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
@@ -20,7 +20,6 @@ from nestedfp.vllm_plugin.ranks import cpu_seed, row_classes, self_check
 from nestedfp.vllm_plugin.ranks.timing import step_timing
 from nestedfp.vllm_plugin.ranks.timing.step_ends import StepEnds
 from nestedfp.vllm_plugin.weights import coverage, library_route
-from nestedfp.vllm_plugin.weights.fixed_weights import FixedWeights
 
 try:
     from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
@@ -35,7 +34,7 @@ else:
 logger = init_logger("vllm.nestedfp")
 
 
-class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
+class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
     """vLLM's worker for this platform, plus the precision of each step.
 
     The mode is process-wide state of the compiled operator, read when the operator runs: a compiled model needs no
@@ -126,7 +125,7 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         return output if self._step_ends is None else self._step_ends.after(output)
 
     def compile_or_warm_up_model(self) -> Any:
-        drafts.draft_in_fp16(self.model_runner)
+        drafts.precede(self.model_runner, lambda: ops.set_mode(Mode.FP16))
         result = super().compile_or_warm_up_model()
         ops.set_mode(Mode.FP16)
         is_whole = self.parallel_config.pipeline_parallel_size == 1  # else no rank sees a whole step
@@ -143,8 +142,17 @@ class NestedFPWorker(FixedWeights, BaseWorker):  # type: ignore[misc,valid-type]
         self._warm = True
         if not current_platform.is_cpu():
             self._step_ends = StepEnds()
-            self._step_ends.precede_drafts(self.model_runner)
+            drafts.precede(self.model_runner, self._step_ends.mark_before_drafts)
         return result
+
+    def reload_weights(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: CUDA graphs and compiled models hold the addresses of the planes and the outlier lists."""
+        raise RuntimeError(
+            "nestedfp does not replace the weights of a running engine, whose graphs hold their addresses; start another "
+            "engine with the new checkpoint and stop this one"
+        )
+
+    init_weight_transfer_engine = start_weight_update = start_draft_weight_update = update_weights = reload_weights
 
     def _is_fused(self) -> bool:
         from nestedfp.vllm_plugin.weights import fused_quantiser

@@ -25,8 +25,7 @@ from vllm.logger import init_logger
 
 from nestedfp.format import UPPER_SCALE
 from nestedfp.kernels import ops
-from nestedfp.kernels.cuda_layout import BLOCK_ROWS
-from nestedfp.kernels.cuda_library import PackedWeight
+from nestedfp.kernels.cuda_library import BLOCK_ROWS, PackedWeight
 from nestedfp.kernels.tuning.gemm_tuning import rotation
 from nestedfp.modes import Mode
 
@@ -95,7 +94,7 @@ def fp16_product(
     """Multiply [m, k] float16 by the exact weights, SCRATCH_BYTES of them at a time; return [m, n] float16."""
     out = x.new_empty(len(x), n)
     for first, rows in parts(n, k):
-        weight = torch.ops.nestedfp.join_rows(upper, lower, n, k, first, rows)
+        weight = ops.join_rows(upper, lower, n, k, first, rows)
         part = out[:, first : first + rows]
         if bias is None:
             torch.mm(x, weight.t(), out=part)

@@ -25,17 +25,9 @@ class StepEnds:
         self._last: Any = None
         self._marked: Any = None  # of the step whose drafts are being made
 
-    def precede_drafts(self, runner: Any) -> None:
-        """Have steps end before their drafts, which the drafter makes while the host gets the tokens."""
-        if (speculator := getattr(runner, "speculator", None)) is None:
-            return
-        propose = speculator.propose
-
-        def after_end(*args: Any, **kwargs: Any) -> Any:
-            self._marked = self._mark()
-            return propose(*args, **kwargs)
-
-        speculator.propose = after_end
+    def mark_before_drafts(self) -> None:
+        """A step ends here, before its drafts, which the drafter makes while the host gets the tokens."""
+        self._marked = self._mark()
 
     def after(self, output: Any) -> Any:
         """All work of a step is on the current stream; ``output`` is what the runner gave for it.

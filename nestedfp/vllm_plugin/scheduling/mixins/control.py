@@ -42,7 +42,7 @@ class EngineControl(RequestClasses):
         """From now on an older epoch changes nothing: all directives have one author."""
         self._epochs_order = True
 
-    def nestedfp_take_step_costs(self, ranks: list[list[list[float]] | None]) -> None:
+    def nestedfp_take_step_costs(self, ranks: list[dict[str, Any] | None]) -> None:
         """Take what every rank measured at its start; see nestedfp/vllm_plugin/ranks/timing/step_timing.py."""
         self._step_costs = slowest(ranks)
         self._watch.use(self._step_costs)

@@ -34,7 +34,7 @@ def experts(
         x: [tokens, hidden] float16.
         weights, ids: [tokens, chosen] float32 and int32, a token's experts; id -1: on another rank.
         w13, w2: of [2 * intermediate, hidden], gate then up, and [hidden, intermediate] of each expert: planes from ``ops.pack``,
-            uint8 [experts, ...] twice; then, where weights lie beyond 1.75, the lists of ``ops.list_outliers`` with rows counted
+            uint8 [experts, ...] twice; then, where weights lie beyond 1.75, the lists of a ``NestedWeight`` with rows counted
             within an expert, and int64 [experts + 1], the places where each expert's begin.
         activation: a key of ``ACTIVATIONS``.
         quantize_activations: as ``ops.linear`` has it.
