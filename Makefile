@@ -137,9 +137,8 @@ bench-gpu: setup ## time the GPU kernels against the libraries on random problem
 
 ENGINE_MODELS ?= llama-8b,mistral-24b
 
-bench-engine: setup ## whole engines on one GPU: throughput, switches -> benchmarks/results/h100-*.csv (an hour)
+bench-engine: setup ## whole engines on one GPU: throughput -> benchmarks/results/h100-engine.csv
 	$(RUN) -m benchmarks.engine.engine_offline --models $(ENGINE_MODELS) $(ARGS)
-	$(RUN) -m benchmarks.engine.engine_switch --models $(ENGINE_MODELS)
 
 bench-http: setup ## the HTTP path against vllm serve and the engine alone -> benchmarks/results/http-path.csv (ARGS=--gpu: h100-http.csv)
 	$(RUN) -m benchmarks.http.http_path $(ARGS)

@@ -119,19 +119,6 @@ def engine_options(name: str, *shown: str) -> str:
     return _with_conditions(name, markdown(["tokens/s", "batch", *columns.values()], rows))
 
 
-def switches(name: str, *batches: str) -> str:
-    """Return how long the first step after a switch takes, and the median of the later ones."""
-    found: dict[tuple[str, int], dict[int, float]] = {}
-    for row in _rows(name):
-        found.setdefault((row["mode"], int(row["batch"])), {})[int(row["steps_after_switch"])] = float(row["p50_ms"])
-    rows = [
-        [str(batch), mode.upper(), f"{steps[1]:.2f}", f"{np.median([ms for at, ms in steps.items() if at > 1]):.2f}"]
-        for (mode, batch), steps in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
-        if str(batch) in batches
-    ]
-    return _with_conditions(name, markdown(["batch", "to", "first step, ms", "later steps, ms"], rows))
-
-
 def http(name: str, *replicas_shown: str) -> str:
     """Return the HTTP path on GPUs: closed loop, alone, and an open load."""
     found: dict[tuple[str, str, int, str], dict[str, Row]] = {}
@@ -260,7 +247,6 @@ TABLES = {
     "gemm": gemm,
     "mixed_rows": mixed_rows,
     "engine": engine,
-    "switches": switches,
     "http": http,
     "http_cpu": http_cpu,
     "portable": portable,
