@@ -21,7 +21,6 @@ from simulator.output import record
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
 from workload.records import RequestRecord
-from workload.resample import prepare
 from workload.shape import Lengths, fit_lengths, select_at_rate
 from workload.traces import Arrival, TraceError, read_trace
 
@@ -175,7 +174,7 @@ def _simulate(
     front_ms: float,
 ) -> Prediction:
     scenario = Scenario(replicas=experiment.replicas, rest_s=REST_S, pinned_share=run.exact_share, seed=seed)
-    simulated = make_requests(prepare(replayed, 0.0, None), scenario)
+    simulated = make_requests(replayed, scenario)
     slo = experiment.slo
     Cluster(table, ControllerConfig.model_validate(controller_section(slo, run)), scenario).run(simulated)
     requests = [_as_clients_see(record(each, "adaptive", table.model), front_ms) for each in simulated]

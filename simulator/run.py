@@ -1,6 +1,6 @@
 """Command line of the simulator: arguments in, JSON, table and plot out, exit status.
 
-python -m simulator --trace FILE --policy deadlines --replicas 4 --load 0.8 --json out.json
+python -m simulator --trace FILE --policy deadlines --replicas 4 --rate 80 --json out.json
 """
 
 import argparse
@@ -17,18 +17,19 @@ from pathlib import Path
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
 from simulator import arguments, output
-from simulator.bench import Bench, make_config, simulate
+from simulator.bench import make_config, simulate
 from simulator.cluster.scenario import Scenario
+from simulator.engine.cost_table import EngineTable, read_table
 from simulator.errors import SimulationError
 from simulator.simulation_summary import SimulationSummary
-from workload.traces import TraceError
+from workload.traces import Arrival, TraceError
 
 EPILOG = """\
 examples:
-  python -m simulator --trace AzureLLMInferenceTrace_conv.csv --policy deadlines --replicas 4 --load 0.8
+  python -m simulator --trace AzureLLMInferenceTrace_conv.csv --policy deadlines --replicas 4 --rate 80
   python -m simulator --trace FILE --policy static_fp16 --policy static_fp8 --policy deadlines \\
-      --replicas 4 --load 0.6 --load 0.8 --load 1.0 --json out.json
-  python -m simulator --generate bursts --duration 600 --policy threshold --replicas 64 --load 0.9
+      --replicas 4 --rate 60 --rate 80 --json out.json
+  python -m simulator --generate bursts --duration 600 --policy threshold --replicas 64 --rate 1500
 
 another command: python -m simulator fit --help
 
@@ -40,10 +41,10 @@ exit status: 0 all runs completed, 1 failed, 2 wrong arguments
 class Job:
     """One run; sent to a worker process."""
 
-    bench: Bench
+    table: EngineTable
+    arrivals: tuple[Arrival, ...]
     config: ControllerConfig
     scenario: Scenario
-    load: float | None
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -90,7 +91,7 @@ def plan(args: argparse.Namespace) -> list[Job]:
     Raises:
         SimulationError, TraceError: with one readable line.
     """
-    loads = arguments.read_loads(args)
+    load = arguments.read_load(args)
     if args.jobs < 1:
         raise SimulationError(f"--jobs: expected 1 or more, got {args.jobs}")
     arguments.check_folder(args.json)
@@ -100,10 +101,11 @@ def plan(args: argparse.Namespace) -> list[Job]:
     policies = args.policy or ([named] if named else None)
     if policies is None:
         raise SimulationError(f"expected --policy NAME, one of {', '.join(POLICIES)}, or --config with a policy")
-    bench = arguments.read_bench(args)
-    return [
-        Job(bench, make_config(section, policy, bench), scenario, load) for policy, load in product(policies, loads)
-    ]
+    table, configs = read_table(args.table), [make_config(section, policy) for policy in policies]
+    arrivals = [load.arrivals(rate, scenario.seed) for rate in args.rate or [None]]
+    if not all(arrivals):
+        raise SimulationError("no request in the time; raise --rate or --duration")
+    return [Job(table, each, config, scenario) for config, each in product(configs, arrivals)]
 
 
 def run_all(jobs: Sequence[Job], processes: int) -> list[SimulationSummary]:
@@ -127,7 +129,7 @@ def run_one(job: Job) -> SimulationSummary:
     """One run."""
     gc.disable()  # a run makes millions of objects without a cycle
     try:
-        return simulate(job.bench, job.config, job.scenario, job.load, time.perf_counter)[0]
+        return simulate(job.table, job.arrivals, job.config, job.scenario, time.perf_counter)[0]
     finally:
         gc.enable()
         gc.collect()
