@@ -72,15 +72,7 @@ def planned(
     """The requests of a run; the same ones ask for exact answers, and tell their conversation, under every policy."""
     drawn = np.random.default_rng([0x3AC7, seed]).random(len(arrivals)) < exact_share
     return tuple(
-        PlannedRequest(
-            at_s=arrival.at_s,
-            prompt_tokens=arrival.prompt_tokens,
-            output_tokens=arrival.output_tokens,
-            precision="exact" if exact else None,
-            blocks=arrival.blocks,
-            block_tokens=arrival.block_tokens,
-            session=_session(arrival, seed, session_share),
-        )
+        PlannedRequest.of(arrival, precision="exact" if exact else None, session=_session(arrival, seed, session_share))
         for arrival, exact in zip(arrivals, drawn, strict=True)
     )
 

@@ -111,7 +111,7 @@ def test_arrivals_are_the_same_for_every_system_at_about_the_rate():
 def test_an_open_loop_has_arrivals_and_a_closed_one_streams(tmp_path):
     opened = HttpLoad("open", 16, 88, warm_s=1, window_s=2, rate_per_s=20).plan("http://127.0.0.1:1", "m", tmp_path)
     closed = HttpLoad("closed", 16, 88, warm_s=1, window_s=2, streams=4).plan("http://127.0.0.1:1", "m", tmp_path)
-    assert (opened.kind, closed.kind, closed.stages) == ("open", "closed", (4,))
+    assert (opened.kind, closed.kind, closed.users) == ("open", "closed", 4)
     assert [request.output_tokens for request in closed.requests[:6]] == [1, 23, 45, 67, 88, 88]
     assert {request.output_tokens for request in opened.requests} == {88}
     assert 0 < opened.requests[0].at_s < opened.requests[-1].at_s < opened.duration_s == 3
