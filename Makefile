@@ -140,7 +140,7 @@ ENGINE_MODELS ?= llama-8b,mistral-24b
 bench-engine: setup ## whole engines on one GPU: throughput -> benchmarks/results/h100-engine.csv
 	$(RUN) -m benchmarks.engine.engine_offline --models $(ENGINE_MODELS) $(ARGS)
 
-bench-http: setup ## the HTTP path against vllm serve and the engine alone -> benchmarks/results/http-path.csv (ARGS=--gpu: h100-http.csv)
+bench-http: setup ## the HTTP path against vllm serve -> benchmarks/results/http-path.csv (ARGS=--gpu: h100-http.csv)
 	$(RUN) -m benchmarks.http.http_path $(ARGS)
 
 LOADTEST_ARGS ?= --duration 60 --load-fraction 0.68 --length-scale 0.1 --max-prompt-tokens 4 --max-output-tokens 12 --slo-ttft-ms 2000 --slo-tpot-ms 150 --probe 12 --probe-users 3 --cooldown 2

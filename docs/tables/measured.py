@@ -129,14 +129,12 @@ def http(name: str, *replicas_shown: str) -> str:
     for (model, mode, replicas, system), scenarios in sorted(found.items(), key=lambda item: (item[0][2], item[0])):
         label = {"nestedfp": "this service", "vllm_serve": "`vllm serve`"}.get(system)
         if label is not None and "closed" in scenarios and str(replicas) in replicas_shown:
-            alone = found.get((model, mode, replicas, "engine"), {}).get("closed")
             where = f"{MODELS[model]}, {mode.upper()}" + (f", {replicas} replicas" if replicas > 1 else "")
             rows.append(
                 [
                     where,
                     label,
                     _number(float(scenarios["closed"]["tokens_per_s"])),
-                    _number(float(alone["tokens_per_s"])) if alone else "",
                     f"{float(scenarios['closed']['path_cpu_us_per_token']):.0f}",
                     *(
                         f"{float(scenarios[s]['ttft_p50_ms']):.0f}/{float(scenarios[s]['tpot_p50_ms']):.1f}"
@@ -146,7 +144,7 @@ def http(name: str, *replicas_shown: str) -> str:
                     ),
                 ]
             )
-    headings = ["", "", "tokens/s, 256 streams a replica", "engine alone", "frontend CPU, us a token"]
+    headings = ["", "", "tokens/s, 256 streams a replica", "frontend CPU, us a token"]
     return _with_conditions(name, markdown([*headings, "TTFT/TPOT unloaded, ms", "at 17 requests/s, ms"], rows))
 
 
