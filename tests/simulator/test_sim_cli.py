@@ -175,7 +175,7 @@ def test_one_policy_gives_an_object_and_several_a_list(tmp_path: Path, trace: Pa
     assert set(one["ttft_ms"]) == set(one["tpot_ms"]) == {"p50", "p90", "p99"}
     assert (one["mean_replicas"], one["policy"]) == (2, "threshold")
     assert 0 <= one["slo_attainment"] <= 1
-    assert simulate(*common, "--policy", "static_fp16", "--policy", "static_fp8", "--jobs", 2) == 0
+    assert simulate(*common, "--policy", "static_fp16", "--policy", "static_fp8") == 0
     two = json.loads(out.read_text())
     assert [run["policy"] for run in two] == ["static_fp16", "static_fp8"]
     assert two[0]["requests"] == two[1]["requests"] == one["requests"]
