@@ -91,23 +91,15 @@ def make_scenario(args: argparse.Namespace) -> Scenario:
         raise SimulationError(explain(error).replace("\n", "; ")) from error
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file of keys and values."""
-    try:
-        content = read_yaml_file(path)
-    except YamlFileError as error:
-        raise SimulationError(str(error)) from error
-    if not isinstance(content, dict):
-        raise SimulationError(f"{path}: expected keys and values, got {type(content).__name__}")
-    return content
-
-
 def read_section(path: Path | None) -> dict[str, Any]:
     """The controller's section of a YAML file; a file without a key ``controller`` is the section."""
     if path is None:
         return {}
-    content = read_yaml(path)
-    section = content.get("controller", content)
+    try:
+        content = read_yaml_file(path)
+    except YamlFileError as error:
+        raise SimulationError(str(error)) from error
+    section = content.get("controller", content) if isinstance(content, dict) else content
     if not isinstance(section, dict):
-        raise SimulationError(f"{path}: controller: expected keys and values, got {type(section).__name__}")
+        raise SimulationError(f"{path}: expected keys and values, got {type(section).__name__}")
     return section

@@ -61,7 +61,7 @@ class Case:
     model: str  # of the engine, in the result file
     engine: EngineArguments
     loads: tuple[HttpLoad, ...]
-    modes: tuple[str, ...]
+    modes: tuple[DirectiveName, ...]
     output: Path
     comments: Sequence[str]
 
@@ -127,22 +127,17 @@ def run(case: Case, system: str, service: RunningSystem, replicas: int) -> None:
 
 def cases(args: argparse.Namespace, comments: Sequence[str]) -> Iterator[Case]:
     """Yield what the arguments ask for."""
-    loads = tuple(
-        load if args.window_s is None else replace(load, window_s=args.window_s)
-        for load in (GPU_LOADS if args.gpu else CPU_LOADS)
-        if args.scenarios is None or load.name in args.scenarios.split(",")
-    )
-    modes = tuple(args.modes.split(","))
+    loads = GPU_LOADS if args.gpu else CPU_LOADS
     if not args.gpu:
         engine = EngineArguments("fairytales-8m", MODEL_DIR, step_ms=args.step_ms, kv_cache_bytes=KV_BYTES)
         yield Case(
-            f"timed_{args.step_ms:g}ms", engine, loads, modes[:1], args.output or RESULTS / "http-path.csv", comments
+            f"timed_{args.step_ms:g}ms", engine, loads, MODES[:1], args.output or RESULTS / "http-path.csv", comments
         )
         return
     limits: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": STREAMS, "enforce_eager": False}
     for model in args.models.split(","):
         engine = EngineArguments(model, model_folder(model), gpu=True, dummy=True, **limits)
-        yield Case(model, engine, loads, modes, args.output or RESULTS / "h100-http.csv", comments)
+        yield Case(model, engine, loads, MODES, args.output or RESULTS / "h100-http.csv", comments)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -155,14 +150,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--replicas", default="1", help="numbers of replicas, comma-separated")
     parser.add_argument("--gpu", action="store_true", help="published shapes on GPUs instead")
     parser.add_argument("--models", default="llama-8b,mistral-24b", help="GPU: shapes")
-    parser.add_argument("--modes", default=",".join(MODES), help="GPU: precisions of nested weights")
-    parser.add_argument("--scenarios", help="names of loads; default: all")
-    parser.add_argument("--window-s", type=float, help="seconds of each load that count; default: each its own")
     args = parser.parse_args(argv)
     for option, given, known in (
         ("--systems", args.systems.split(","), SYSTEMS),
         ("--models", args.models.split(","), tuple(SHAPES)),
-        ("--modes", args.modes.split(","), MODES),
     ):
         if unknown := set(given) - set(known):
             parser.error(f"{option}: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")

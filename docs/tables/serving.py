@@ -153,7 +153,7 @@ def predicted(*lines: str) -> str:
     headings = ["load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %", "TTFT p90, ms", "TPOT p90, ms"]
     facts = {
         name: [
-            f"`{found.table}`, `--front-ms {found.front_ms:g}`",
+            f"`{found.table}`, {found.front_ms:g} ms beside the engine",
             *_load_facts(name, found.runs),
         ]
         for name, found in simulated.items()

@@ -50,10 +50,6 @@ TREE = {
 }
 
 
-def test_a_service_is_all_below_its_outermost_process():
-    assert {process.pid for process in http_procs.descendants(TREE, 20)} == {20, 30, 40}
-
-
 def test_processor_time_goes_by_role_and_a_new_process_counts_in_full():
     after = [Process(p.pid, p.parent, p.ticks + 50, p.command) for p in http_procs.descendants(TREE, 20)]
     spent = http_procs.used_s(http_procs.descendants(TREE, 20), [*after, Process(60, 20, 30, "haproxy -W")])

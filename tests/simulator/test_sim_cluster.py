@@ -1,24 +1,11 @@
-"""The simulated cluster: determinism, overload, and that it runs the live core.
+"""The simulated cluster: determinism and overload.
 
 Run: python -m pytest tests/simulator/test_sim_cluster.py
 """
 
-import ast
-from pathlib import Path
-
 import pytest
 from sim_builders import make_requests, make_table, policy_config
 
-import controller.live.actor
-import deploy.agent.agent
-import deploy.agent.enforcement
-import deploy.front.generate
-import deploy.haproxy.launcher
-import nestedfp.steps.step_rule
-import simulator.cluster.cluster
-import simulator.cluster.replica
-import simulator.cluster.routing
-import simulator.engine.engine
 from controller.config import ControllerConfig
 from controller.messages import Directive, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode, Mode
@@ -30,7 +17,6 @@ from simulator.simulation_summary import SimulationSummary
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(simulator.__file__).parents[1]
 TABLE = make_table()
 LOAD_S = 60.0
 
@@ -136,24 +122,3 @@ def test_snapshots_are_what_the_schema_demands():
     assert snapshot.waiting_tokens >= 16 * 400
     assert snapshot.oldest_wait_s == pytest.approx(0.5)
     assert snapshot.seq < replica.snapshot(0.6).seq
-
-
-# -- the live core -----------------------------------------------------------------------------------------------------
-
-
-def test_simulator_and_service_use_the_same_classes():
-    assert simulator.cluster.cluster.ControlLoop is controller.live.actor.ControlLoop
-    assert issubclass(deploy.agent.enforcement.SharedFollower, simulator.cluster.replica.DirectiveFollower)
-    assert simulator.cluster.replica.Admission is deploy.front.generate.Admission
-    assert simulator.cluster.replica.Elsewhere is deploy.front.generate.Elsewhere
-    assert simulator.cluster.routing.tries is deploy.haproxy.launcher.tries
-    assert deploy.agent.agent.SharedFollower is deploy.agent.enforcement.SharedFollower
-    assert simulator.engine.engine.choose is nestedfp.steps.step_rule.choose
-    scheduler = (ROOT / "nestedfp/vllm_plugin/scheduling/scheduler.py").read_text()
-    names = {
-        alias.name
-        for node in ast.walk(ast.parse(scheduler))
-        if isinstance(node, ast.ImportFrom) and node.module == "nestedfp.steps.step_rule"
-        for alias in node.names
-    }
-    assert {"choose", "StepRule", "StepSignals"} <= names
