@@ -34,6 +34,7 @@ class Effects:
     record: DecisionRecord | None  # to log: the directive or the ladder's rung changed
     next_step_at_s: float
     notes: tuple[DecisionRecord, ...] = ()  # to log: what is held back has changed, or the configuration
+    admission: float = 1.0  # each replica's admission limit is multiplied by this; the directives carry it
     desired_replicas: int | None = None  # for the autoscaler; None: as many as without the controller
 
 
@@ -141,6 +142,7 @@ class ControlLoop:
             record=record,
             next_step_at_s=self._clock.to_driver(self._next_step_at_s(now_s)),
             notes=notes,
+            admission=publisher.content.admission_scale,
             desired_replicas=publisher.stated.desired_replicas,
         )
 
