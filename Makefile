@@ -137,14 +137,13 @@ bench-gpu: setup ## time the GPU kernels against the libraries on random problem
 
 ENGINE_MODELS ?= llama-8b,mistral-24b
 
-bench-engine: setup ## whole engines on one GPU: throughput, switches -> benchmarks/results/h100-*.csv (an hour)
+bench-engine: setup ## whole engines on one GPU: throughput -> benchmarks/results/h100-engine.csv
 	$(RUN) -m benchmarks.engine.engine_offline --models $(ENGINE_MODELS) $(ARGS)
-	$(RUN) -m benchmarks.engine.engine_switch --models $(ENGINE_MODELS)
 
-bench-http: setup ## the HTTP path against vllm serve and the engine alone -> benchmarks/results/http-path.csv (ARGS=--gpu: h100-http.csv)
+bench-http: setup ## the HTTP path against vllm serve -> benchmarks/results/http-path.csv (ARGS=--gpu: h100-http.csv)
 	$(RUN) -m benchmarks.http.http_path $(ARGS)
 
-LOADTEST_ARGS ?= --duration 60 --load-fraction 0.68 --length-scale 0.1 --max-prompt-tokens 4 --max-output-tokens 12 --slo-ttft-ms 2000 --slo-tpot-ms 150 --probe 12 --probe-concurrency 3 --cooldown 2
+LOADTEST_ARGS ?= --duration 60 --load-fraction 0.68 --length-scale 0.1 --max-prompt-tokens 4 --max-output-tokens 12 --slo-ttft-ms 2000 --slo-tpot-ms 150 --probe 12 --probe-users 3 --cooldown 2
 
 loadtest: setup ## a burst against fp16, fp8 and adaptive, five minutes (ARGS="--duration 240 --trace FILE") -> runs/
 	$(RUN) -m loadtest --config deploy/configs/loadtest.yaml $(LOADTEST_ARGS) $(ARGS)

@@ -29,7 +29,7 @@ class DecisionOutcome(enum.StrEnum):
     APPLIED = "applied"  # the directive changed
     HELD = "held"  # a guard held back what the policy wanted; written when proposal or reason change
     RELEASED = "released"  # nothing is held back any more, and nothing changed
-    STATED = "stated"  # something new, and the directive stays: FP8 is not enough, replicas wanted, the path saturated
+    STATED = "stated"  # something new, and the directive stays: FP8 is not enough, replicas wanted
     RENUMBERED = "renumbered"  # the same directive under a higher epoch
     RELOADED = "reloaded"  # another configuration
 

@@ -1,7 +1,6 @@
 """Measures an experiment, sums it up, or predicts it without a GPU: python -m experiments COMMAND CONFIG, each with --help."""
 
 import argparse
-import math
 import os
 import platform
 import signal
@@ -44,12 +43,6 @@ def main(argv: list[str] | None = None) -> int:
     simulated.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV")
     simulated.add_argument(
         "--table", type=Path, required=True, help="step costs of the engine (python -m simulator fit)"
-    )
-    simulated.add_argument(
-        "--front-ms",
-        type=float,
-        default=predict.FRONT_MS,
-        help="of every TTFT beside the engine's steps: client, proxy, HTTP, tokenizer (%(default)s, an H100's host)",
     )
     for command in (run, summary, simulated):
         command.add_argument("config", type=Path, help="experiments/configs/NAME.yaml")
@@ -94,9 +87,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
-    if not 0 <= args.front_ms < math.inf:
-        raise config.ExperimentError(f"--front-ms: expected milliseconds from 0 on, got {args.front_ms:g}")
-    found = predict.predict(experiment, args.trace, args.table, _say, args.front_ms)
+    found = predict.predict(experiment, args.trace, args.table, _say)
     folder = args.results / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / predict.KEPT).write_text(found.model_dump_json(indent=1) + "\n")

@@ -21,7 +21,6 @@ from simulator.output import record
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
 from workload.records import RequestRecord
-from workload.resample import prepare
 from workload.shape import Lengths, fit_lengths, select_at_rate
 from workload.traces import Arrival, TraceError, read_trace
 
@@ -132,7 +131,6 @@ def predict(
     trace: Path,
     table: Path,
     say: Callable[[str], None],
-    front_ms: float = FRONT_MS,
 ) -> Predictions:
     """Simulate every run of this service that kills nothing.
 
@@ -141,7 +139,6 @@ def predict(
         trace: CSV.
         table: step costs of the engine.
         say: gets a line of progress for every run.
-        front_ms: of a request's TTFT beside the engine; the same for all, since it delays every request alike.
 
     Raises:
         ExperimentError: when the simulator refuses, with its message.
@@ -154,7 +151,7 @@ def predict(
                 if run.system != "nestedfp" or run.kill is not None:
                     continue
                 try:
-                    found.append(_simulate(experiment, run, rate, seed, replayed, limited, front_ms))
+                    found.append(_simulate(experiment, run, rate, seed, replayed, limited))
                 except SimulationError as error:
                     raise ExperimentError(f"simulation of {run.name}: {error}") from error
                 exact = 100 * (found[-1].exact_answer_share or 0)
@@ -162,7 +159,7 @@ def predict(
                     f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * found[-1].slo_attainment:.1f} % in the SLO, "
                     f"{exact:.1f} % exact answers"
                 )
-    return Predictions(table=table.name, front_ms=front_ms, runs=tuple(found))
+    return Predictions(table=table.name, front_ms=FRONT_MS, runs=tuple(found))
 
 
 def _simulate(
@@ -172,13 +169,12 @@ def _simulate(
     seed: int,
     replayed: tuple[Arrival, ...],
     table: EngineTable,
-    front_ms: float,
 ) -> Prediction:
     scenario = Scenario(replicas=experiment.replicas, rest_s=REST_S, pinned_share=run.exact_share, seed=seed)
-    simulated = make_requests(prepare(replayed, 0.0, None), scenario)
+    simulated = make_requests(replayed, scenario)
     slo = experiment.slo
     Cluster(table, ControllerConfig.model_validate(controller_section(slo, run)), scenario).run(simulated)
-    requests = [_as_clients_see(record(each, "adaptive", table.model), front_ms) for each in simulated]
+    requests = [_as_clients_see(record(each, "adaptive", table.model)) for each in simulated]
     return Prediction(
         policy=run.name,
         rate_rps=rate_rps,
@@ -191,5 +187,5 @@ def _simulate(
     )
 
 
-def _as_clients_see(record: RequestRecord, front_ms: float) -> RequestRecord:
-    return record if record.ttft_ms is None else record.model_copy(update={"ttft_ms": record.ttft_ms + front_ms})
+def _as_clients_see(record: RequestRecord) -> RequestRecord:
+    return record if record.ttft_ms is None else record.model_copy(update={"ttft_ms": record.ttft_ms + FRONT_MS})

@@ -43,12 +43,10 @@ class LoadtestConfig(FrozenModel):
     # the runs
     # Or one that begins with plain: no directives, for a server without controller.
     policies: tuple[Policy, ...] = POLICIES
-    slo_ttft_ms: Positive | None = None  # None: slo_factor x the unloaded latency
+    slo_ttft_ms: Positive | None = None  # None: the service's own
     slo_tpot_ms: Positive | None = None
-    slo_factor: Positive = 5.0
     probe_s: Annotated[float, Field(gt=0, le=60)] = 10.0
-    # Users at most; doubled from 8 while throughput grows.
-    probe_concurrency: Annotated[int, Field(ge=1, le=4096)] = 512
+    probe_users: Annotated[int, Field(ge=1, le=4096)] = 256
     cooldown_s: Annotated[float, Field(ge=0, le=600)] = 10.0
     settle_limit_s: Positive = 120.0  # for a directive to be in force and the queues to be empty
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
@@ -96,8 +94,3 @@ class LoadtestConfig(FrozenModel):
     def directed(self) -> bool:
         """Whether the precision is directed; a server without a controller takes no directives."""
         return set(self.policies) <= set(POLICIES)
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Whether anything must be measured before the runs."""
-        return self.rate_rps is None or self.slo_ttft_ms is None or self.slo_tpot_ms is None

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from loadtest.config import LoadtestConfig
+from loadtest.errors import ServiceError
 from loadtest.progress import Progress
-from loadtest.sampling import Sampler
 from loadtest.sender.dispatch import run_plan
 from loadtest.sender.plan import Event, PlannedRequest, SendPlan
 from loadtest.service.admin import DirectiveName, ServiceClient
@@ -16,6 +16,7 @@ from workload.records import Policy, RequestRecord, TimelineSample
 from workload.traces import Arrival
 
 DIRECTIVES: dict[Policy, DirectiveName] = {"fp16": "fp16", "fp8": "fp8", "adaptive": "auto"}  # plain ones take none
+MOST_FAILED_POLLS = 20  # in a row: the service is gone
 SNAPSHOT_S = 0.5  # after which the counters in /status hold everything that the run did
 
 
@@ -33,16 +34,32 @@ def run_policy(
     if policy in DIRECTIVES:
         service.direct(DIRECTIVES[policy], config.settle_limit_s, progress.say)
     _cool_down(config.cooldown_s, policy, progress)
-    sampler = Sampler(service, policy, policy in DIRECTIVES or service.has_status())
-    sampler.take(0.0)
+    tells = policy in DIRECTIVES or service.has_status()
+    samples: list[TimelineSample] = []
+    failed = 0
+
+    def take(at_s: float) -> None:
+        """Look at the service, unless it has no status; a look that fails is left out."""
+        nonlocal failed
+        try:
+            status = service.status() if tells else None
+        except ServiceError:
+            failed += 1
+            if failed >= MOST_FAILED_POLLS:
+                raise
+            return
+        failed = 0
+        samples.append(TimelineSample(policy=policy, at_s=at_s, status=status))
+
+    take(0.0)
 
     def poll(elapsed_s: float, event: Event) -> None:
         if elapsed_s <= 0:  # the sender is ready, the first request is not due
             return
-        sampler.take(elapsed_s)
+        take(elapsed_s)
         progress.say(
             f"{policy}: {max(elapsed_s, 0):.0f}/{config.duration_s:.0f} s, {event.sent}/{len(arrivals)} sent, "
-            f"{event.in_flight} in flight, {event.done} done, {event.errors} errors{_shown(sampler.samples)}"
+            f"{event.in_flight} in flight, {event.done} done, {event.errors} errors{_shown(samples)}"
         )
 
     plan = SendPlan(
@@ -62,8 +79,8 @@ def run_policy(
     )
     records = run_plan(plan, poll, service.key)
     time.sleep(SNAPSHOT_S)
-    sampler.take(max((sample.at_s for sample in sampler.samples), default=0.0) + SNAPSHOT_S)
-    return records, tuple(sampler.samples)
+    take(max((sample.at_s for sample in samples), default=0.0) + SNAPSHOT_S)
+    return records, tuple(samples)
 
 
 def planned(
@@ -72,15 +89,7 @@ def planned(
     """The requests of a run; the same ones ask for exact answers, and tell their conversation, under every policy."""
     drawn = np.random.default_rng([0x3AC7, seed]).random(len(arrivals)) < exact_share
     return tuple(
-        PlannedRequest(
-            at_s=arrival.at_s,
-            prompt_tokens=arrival.prompt_tokens,
-            output_tokens=arrival.output_tokens,
-            precision="exact" if exact else None,
-            blocks=arrival.blocks,
-            block_tokens=arrival.block_tokens,
-            session=_session(arrival, seed, session_share),
-        )
+        PlannedRequest.of(arrival, precision="exact" if exact else None, session=_session(arrival, seed, session_share))
         for arrival, exact in zip(arrivals, drawn, strict=True)
     )
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 
-from loadtest.calibrate import calibrate, choose_rate_rps, choose_slo
+from loadtest.calibrate import carried_rps
 from loadtest.config import LoadtestConfig
 from loadtest.errors import InputError, LoadtestError
 from loadtest.progress import Progress
@@ -31,6 +31,7 @@ from workload.shape import (
     peak_rate_rps,
     select_at_rate,
 )
+from workload.slo import Slo
 from workload.strict_yaml import YamlFileError, read_yaml_file
 from workload.synthetic import synthetic_trace
 from workload.traces import Arrival, read_trace
@@ -63,13 +64,12 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
         service_slo = service.slo()
         lengths = Lengths(context, config.length_scale, config.max_prompt_tokens, config.max_output_tokens)
         fitted, scale = fit_lengths(trace, lengths)
-        calibration = None
-        if config.needs_calibration:
-            calibration = calibrate(service, config, model, typical_requests(config, fitted), out_dir, progress)
-        slo = choose_slo(config, calibration)
-        shaped = select_at_rate(
-            fitted, config.start_s, config.duration_s, choose_rate_rps(config, calibration), config.seed
-        )
+        slo = _slo(config, service_slo)
+        carried, rate_rps = None, config.rate_rps
+        if rate_rps is None:
+            carried = carried_rps(service, config, model, typical_requests(config, fitted), out_dir, progress)
+            rate_rps = min(config.load_fraction * carried, config.max_requests / config.duration_s)
+        shaped = select_at_rate(fitted, config.start_s, config.duration_s, rate_rps, config.seed)
         load = _load_summary(config, context, scale, shaped)
         progress.note(
             f"{load.requests} requests over {load.duration_s:g} s, mean {load.mean_rate_rps:.2f}/s, busiest 20 s "
@@ -85,9 +85,8 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
                 model=model,
                 machine=machine,
                 load=load,
-                calibration=calibration,
+                carried_rps=carried,
                 slo=slo,
-                slo_source=_slo_source(config),
                 service_slo=service_slo,
                 runs=tuple(runs),
                 verdict=verdict(runs),
@@ -233,9 +232,13 @@ def _load_summary(config: LoadtestConfig, context: int, scale: float, shaped: Se
     )
 
 
-def _slo_source(config: LoadtestConfig) -> str:
-    measured = [n for n, v in (("TTFT", config.slo_ttft_ms), ("TPOT", config.slo_tpot_ms)) if v is None]
-    return f"{' and '.join(measured)} {config.slo_factor:g} x unloaded latency" if measured else "given"
+def _slo(config: LoadtestConfig, service_slo: dict[str, float]) -> Slo:
+    """What is given, else what the service steers by."""
+    given = {"ttft_ms": config.slo_ttft_ms, "tpot_ms": config.slo_tpot_ms}
+    found = service_slo | {name: value for name, value in given.items() if value is not None}
+    if set(found) != set(given):
+        raise InputError("the server tells no SLO: give --slo-ttft-ms and --slo-tpot-ms")
+    return Slo.model_validate(found)
 
 
 def _run_line(run: RunSummary) -> str:

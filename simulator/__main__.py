@@ -14,5 +14,5 @@ def main(words: list[str]) -> int:
     return run.main(words)
 
 
-if __name__ == "__main__":  # worker processes import this file too
+if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

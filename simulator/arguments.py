@@ -7,12 +7,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from controller.config import explain
-from simulator.bench import Bench, Generator, make_bench
+from simulator.bench import Load
 from simulator.cluster.scenario import Scenario
-from simulator.engine.cost_table import TABLE, read_table
+from simulator.engine.cost_table import TABLE
 from simulator.errors import SimulationError
 from workload.strict_yaml import YamlFileError, read_yaml_file
-from workload.synthetic import MEAN_RATE_RPS
 from workload.traces import read_trace
 
 
@@ -32,7 +31,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--trace", type=Path, metavar="CSV", help="Azure trace")
     group.add_argument("--generate", choices=("poisson", "bursts"), help="arrivals with Azure's lengths")
     group.add_argument(
-        "--load", type=float, action="append", metavar="F", help="mean rate over the FP16 capacity; may repeat"
+        "--rate", type=float, action="append", metavar="R", help="mean requests/s; may repeat (the trace's own)"
     )
     group.add_argument("--start", type=float, default=0.0, metavar="S", help="of the window of the trace")
     group.add_argument("--duration", type=float, metavar="S", help="of the window (all of the trace; generated: 600)")
@@ -51,8 +50,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cold-start", type=float, default=60.0, metavar="S", help="of an added replica (%(default)g)")
 
 
-def check_window(args: argparse.Namespace) -> None:
-    """One source of requests, and a span that can be."""
+def read_load(args: argparse.Namespace) -> Load:
+    """The trace or the generator, checked, as the rates are."""
     if (args.trace is None) == (args.generate is None):
         raise SimulationError("expected one of --trace and --generate")
     if args.generate is not None and args.start:
@@ -61,29 +60,11 @@ def check_window(args: argparse.Namespace) -> None:
         )
     if args.duration is not None and not 0 < args.duration < float("inf"):
         raise SimulationError(f"--duration: expected seconds above 0, got {args.duration:g}")
-
-
-def read_loads(args: argparse.Namespace) -> list[float | None]:
-    """Check the load's arguments; None stands for the trace's own rate."""
-    check_window(args)
-    for load in args.load or ():
-        if not 0 < load < 100:
-            raise SimulationError(f"--load: expected a fraction of FP16 capacity above 0, such as 0.8, got {load:g}")
-    if args.generate is not None and not args.load:
-        raise SimulationError("--generate: expected --load, the mean rate over the FP16 capacity")
-    return list(args.load) if args.load else [None]
-
-
-def read_bench(args: argparse.Namespace) -> Bench:
-    """The trace, or the generator, on the engine."""
-    table = read_table(args.table)
-    if args.trace is not None:
-        return make_bench(table, read_trace(args.trace), args.start, args.duration)
-    generator = Generator(args.generate == "bursts", args.duration or 600.0, args.seed)
-    arrivals = generator.arrivals(MEAN_RATE_RPS)
-    if not arrivals:
-        raise SimulationError(f"no request in {generator.duration_s:g} s; raise --duration")
-    return make_bench(table, arrivals, 0.0, generator.duration_s, generator=generator)
+    for rate in args.rate or ():
+        if not 0 < rate < 1e6:
+            raise SimulationError(f"--rate: expected requests per second above 0, got {rate:g}")
+    trace = None if args.trace is None else read_trace(args.trace)
+    return Load(trace, args.start, args.duration, args.generate == "bursts")
 
 
 def check_folder(path: Path | None) -> None:
@@ -110,23 +91,15 @@ def make_scenario(args: argparse.Namespace) -> Scenario:
         raise SimulationError(explain(error).replace("\n", "; ")) from error
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file of keys and values."""
-    try:
-        content = read_yaml_file(path)
-    except YamlFileError as error:
-        raise SimulationError(str(error)) from error
-    if not isinstance(content, dict):
-        raise SimulationError(f"{path}: expected keys and values, got {type(content).__name__}")
-    return content
-
-
 def read_section(path: Path | None) -> dict[str, Any]:
     """The controller's section of a YAML file; a file without a key ``controller`` is the section."""
     if path is None:
         return {}
-    content = read_yaml(path)
-    section = content.get("controller", content)
+    try:
+        content = read_yaml_file(path)
+    except YamlFileError as error:
+        raise SimulationError(str(error)) from error
+    section = content.get("controller", content) if isinstance(content, dict) else content
     if not isinstance(section, dict):
-        raise SimulationError(f"{path}: controller: expected keys and values, got {type(section).__name__}")
+        raise SimulationError(f"{path}: expected keys and values, got {type(section).__name__}")
     return section

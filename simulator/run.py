@@ -1,6 +1,6 @@
-"""Command line of the simulator: arguments in, JSON, table and plot out, exit status.
+"""Command line of the simulator: arguments in, JSON and table out, exit status.
 
-python -m simulator --trace FILE --policy deadlines --replicas 4 --load 0.8 --json out.json
+python -m simulator --trace FILE --policy deadlines --replicas 4 --rate 80 --json out.json
 """
 
 import argparse
@@ -8,8 +8,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -17,18 +16,19 @@ from pathlib import Path
 from controller.config import ControllerConfig
 from controller.policies import POLICIES
 from simulator import arguments, output
-from simulator.bench import Bench, make_config, simulate
+from simulator.bench import make_config, simulate
 from simulator.cluster.scenario import Scenario
+from simulator.engine.cost_table import EngineTable, read_table
 from simulator.errors import SimulationError
 from simulator.simulation_summary import SimulationSummary
-from workload.traces import TraceError
+from workload.traces import Arrival, TraceError
 
 EPILOG = """\
 examples:
-  python -m simulator --trace AzureLLMInferenceTrace_conv.csv --policy deadlines --replicas 4 --load 0.8
+  python -m simulator --trace AzureLLMInferenceTrace_conv.csv --policy deadlines --replicas 4 --rate 80
   python -m simulator --trace FILE --policy static_fp16 --policy static_fp8 --policy deadlines \\
-      --replicas 4 --load 0.6 --load 0.8 --load 1.0 --json out.json
-  python -m simulator --generate bursts --duration 600 --policy threshold --replicas 64 --load 0.9
+      --replicas 4 --rate 60 --rate 80 --json out.json
+  python -m simulator --generate bursts --duration 600 --policy threshold --replicas 64 --rate 1500
 
 another command: python -m simulator fit --help
 
@@ -38,12 +38,12 @@ exit status: 0 all runs completed, 1 failed, 2 wrong arguments
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run; sent to a worker process."""
+    """One run."""
 
-    bench: Bench
+    table: EngineTable
+    arrivals: tuple[Arrival, ...]
     config: ControllerConfig
     scenario: Scenario
-    load: float | None
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -61,7 +61,6 @@ def build_parser() -> argparse.ArgumentParser:
     arguments.add_cluster(parser)
     group = parser.add_argument_group("results")
     group.add_argument("--json", type=Path, metavar="FILE", help="the numbers; several runs give a list")
-    group.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (%(default)s)")
     return parser
 
 
@@ -74,7 +73,7 @@ def main(given: Sequence[str] | None = None) -> int:
     except (SimulationError, TraceError) as error:
         parser.exit(2, f"simulate: {error}\n")
     try:
-        summaries = run_all(jobs, args.jobs)
+        summaries = run_all(jobs)
         if args.json is not None:
             plain = [summary.model_dump(mode="json") for summary in summaries]
             args.json.write_text(json.dumps(plain if len(plain) > 1 else plain[0], indent=2) + "\n", encoding="utf-8")
@@ -90,9 +89,7 @@ def plan(args: argparse.Namespace) -> list[Job]:
     Raises:
         SimulationError, TraceError: with one readable line.
     """
-    loads = arguments.read_loads(args)
-    if args.jobs < 1:
-        raise SimulationError(f"--jobs: expected 1 or more, got {args.jobs}")
+    load = arguments.read_load(args)
     arguments.check_folder(args.json)
     scenario = arguments.make_scenario(args)
     section = arguments.read_section(args.config)
@@ -100,34 +97,24 @@ def plan(args: argparse.Namespace) -> list[Job]:
     policies = args.policy or ([named] if named else None)
     if policies is None:
         raise SimulationError(f"expected --policy NAME, one of {', '.join(POLICIES)}, or --config with a policy")
-    bench = arguments.read_bench(args)
-    return [
-        Job(bench, make_config(section, policy, bench), scenario, load) for policy, load in product(policies, loads)
-    ]
+    table, configs = read_table(args.table), [make_config(section, policy) for policy in policies]
+    arrivals = [load.arrivals(rate, scenario.seed) for rate in args.rate or [None]]
+    if not all(arrivals):
+        raise SimulationError("no request in the time; raise --rate or --duration")
+    return [Job(table, each, config, scenario) for config, each in product(configs, arrivals)]
 
 
-def run_all(jobs: Sequence[Job], processes: int) -> list[SimulationSummary]:
-    """Run the jobs, several at a time; each is printed when it and those before it are done."""
+def run_all(jobs: Sequence[Job]) -> list[SimulationSummary]:
+    """Run the jobs, and print each when it is done."""
     print(output.HEADER)
-    if processes == 1 or len(jobs) == 1:
-        return _print_each(map(run_one, jobs))
-    with ProcessPoolExecutor(min(processes, len(jobs))) as pool:
-        return _print_each(pool.map(run_one, jobs))
-
-
-def _print_each(summaries: Iterable[SimulationSummary]) -> list[SimulationSummary]:
-    printed = []
-    for summary in summaries:
-        print(output.line(summary), flush=True)
-        printed.append(summary)
-    return printed
-
-
-def run_one(job: Job) -> SimulationSummary:
-    """One run."""
+    summaries = []
     gc.disable()  # a run makes millions of objects without a cycle
     try:
-        return simulate(job.bench, job.config, job.scenario, job.load, time.perf_counter)[0]
+        for job in jobs:
+            found, _ = simulate(job.table, job.arrivals, job.config, job.scenario, time.perf_counter)
+            print(output.line(found), flush=True)
+            summaries.append(found)
+            gc.collect()
     finally:
         gc.enable()
-        gc.collect()
+    return summaries

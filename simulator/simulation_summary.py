@@ -4,14 +4,13 @@ As in the load test: percentiles are over the answered requests and interpolate 
 requests, so that one shed or refused misses the SLO.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
-from controller.audit import DecisionRecord
+from controller.config import ControllerConfig
 from simulator.cluster.cluster import RunResult
 from simulator.engine.request import SimRequest
 from workload.frozen import FrozenModel
-from workload.percentiles import Percentiles
+from workload.percentiles import Percentiles, percentiles
 from workload.slo import Slo
 
 MINUTE_S = 60.0
@@ -21,28 +20,20 @@ class SimulationSummary(FrozenModel):
     """The numbers of one policy at one load."""
 
     policy: str
-    load: float | None  # mean rate over the cluster's FP16 capacity; None: the trace's own rate was kept
+    slo: Slo
+    rate_rps: float  # until the last arrival
     requests: int
     wall_s: float  # that the simulation took
-    tight_slo: float
-    loose_slo: float
+    slo_attainment: float
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     fp16_token_share: float | None
     exact_answer_share: float | None  # of those answered: no token of prompt or answer ran in FP8
     switches_per_min: float  # changes of a replica's directive, mean over the replicas
-    worst_minute_switches: int  # of the cluster's directive, in any sixty seconds
-    replicas: int
     mean_replicas: float
     shed: int
     refused: int  # longer than the engine takes
     preemptions: int
-    simulated_s: float
-    rate_rps: float
-    fp16_capacity_rps: float  # of the cluster
-    unloaded_ttft_ms: float
-    unloaded_tpot_ms: float
-    seed: int
 
 
 def met(request: SimRequest, slo: Slo) -> bool:
@@ -59,40 +50,26 @@ def attainment(requests: Sequence[SimRequest], slo: Slo) -> float:
     return sum(met(request, slo) for request in requests) / len(requests)
 
 
-def exact_answer_share(requests: Sequence[SimRequest]) -> float | None:
-    """Share of the answers with no token of prompt or answer in FP8; None: nobody was answered."""
+def summarise(result: RunResult, config: ControllerConfig, wall_s: float) -> SimulationSummary:
+    """The numbers of one run, that took the machine so long."""
+    requests, minutes = result.requests, result.replica_s / MINUTE_S
     answered = [request for request in requests if request.outcome == "finished"]
     exact = sum(not (request.prompt_fp8 or request.completion_fp8) for request in answered)
-    return exact / len(answered) if answered else None
-
-
-def switches_at_s(records: Sequence[DecisionRecord]) -> tuple[float, ...]:
-    """When the cluster's mode changed; the start is no change."""
-    return tuple(r.now_s for r in records if r.from_mode is not r.to_mode and r.decision_id > 1)
-
-
-def worst_minute(records: Sequence[DecisionRecord]) -> int:
-    """The most changes of the cluster's mode in any sixty seconds."""
-    times_s = switches_at_s(records)
-    return max((sum(0 <= other - at_s < MINUTE_S for other in times_s) for at_s in times_s), default=0)
-
-
-def outcomes(result: RunResult) -> Counter[str]:
-    """How many requests ended in which way."""
-    return Counter(request.outcome for request in result.requests)
-
-
-def share(fp16: float, fp8: float) -> float | None:
-    """The first part of two; None of nothing."""
-    return fp16 / (fp16 + fp8) if fp16 + fp8 else None
-
-
-def replica_figures(result: RunResult) -> dict[str, float | int | None]:
-    """What the replicas counted, all incarnations together."""
-    stats = [replica.engine.stats for replica in result.replicas]
-    minutes = result.replica_s / MINUTE_S
-    return {
-        "fp16_token_share": share(sum(s.tokens[False] for s in stats), sum(s.tokens[True] for s in stats)),
-        "switches_per_min": sum(r.directive_changes for r in result.replicas) / minutes if minutes else 0.0,
-        "preemptions": sum(replica.engine.preemptions for replica in result.replicas),
-    }
+    fp16, fp8 = (sum(replica.engine.stats.tokens[is_fp8] for replica in result.replicas) for is_fp8 in (False, True))
+    return SimulationSummary(
+        policy=config.policy.name,
+        slo=config.slo,
+        rate_rps=len(requests) / max(requests[-1].arrived_s, 1e-6),
+        requests=len(requests),
+        wall_s=wall_s,
+        slo_attainment=attainment(requests, config.slo),
+        ttft_ms=percentiles(request.ttft_ms for request in answered),
+        tpot_ms=percentiles(tpot_ms for request in answered if (tpot_ms := request.tpot_ms) is not None),
+        fp16_token_share=fp16 / (fp16 + fp8) if fp16 + fp8 else None,
+        exact_answer_share=exact / len(answered) if answered else None,
+        switches_per_min=sum(r.directive_changes for r in result.replicas) / minutes if minutes else 0.0,
+        mean_replicas=result.replica_s / result.ended_s if result.ended_s else len(result.replicas),
+        shed=sum(request.outcome == "shed" for request in requests),
+        refused=sum(request.outcome == "refused" for request in requests),
+        preemptions=sum(request.preemptions for request in requests),
+    )

@@ -1,6 +1,5 @@
-"""Made-up records, samples, runs and calibrations for the tests of the load test's report."""
+"""Made-up records, samples and runs for the tests of the load test's report."""
 
-from loadtest.calibrate import Calibration, Capacity, Stage
 from loadtest.report.run_summary import summarise
 from workload.records import RequestRecord, TimelineSample
 from workload.slo import Slo
@@ -44,21 +43,6 @@ def make_sample(at_s: float, *replicas: tuple[str, int, int, int], waiting: int 
     ]
     status = {"mode": "auto", "epoch": 1, "reason": "r", "replicas": states, "unknown_field": 5}
     return TimelineSample.model_validate({"policy": "adaptive", "at_s": at_s, "status": status})
-
-
-def make_capacity(mode: str, rate_rps: float) -> Capacity:
-    return Capacity(mode=mode, carried_rps=rate_rps, users=8, stages=(Stage(users=8, tokens_per_s=10 * rate_rps),))
-
-
-CALIBRATION = Calibration(
-    probe_s=10.0,
-    mean_prompt_tokens=100.0,
-    mean_output_tokens=10.0,
-    unloaded_requests=3,
-    unloaded_ttft_ms=30.0,
-    unloaded_tpot_ms=4.0,
-    capacities=(make_capacity("fp16", 2.0), make_capacity("fp8", 3.0)),
-)
 
 
 def make_run(policy: str, met: int, count: int = 1000, **overrides: object):

@@ -85,7 +85,7 @@ FLOORS = {
         ("errors",),
         ("engine",),
         ("cluster",),
-        ("simulation_summary", "load_units", "output"),
+        ("simulation_summary", "output"),
         ("bench",),
         ("arguments",),
         ("run",),

@@ -3,12 +3,11 @@
     python -m benchmarks.engine.engine_offline --models llama-8b --lengths 256:512
 
 Dummy weights in the published shapes; each engine is one process, all its batches run in it. Rows:
-``model,system,batch,input_tokens,output_tokens,tokens_per_s`` (generated tokens over the whole generation, the median of
-the repeats). Rows are merged into the result file after every engine, so a run may be cut into pieces.
+``model,system,batch,input_tokens,output_tokens,tokens_per_s`` (generated tokens over the whole generation). Rows are
+merged into the result file after every engine, so a run may be cut into pieces.
 """
 
 import argparse
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -38,15 +37,8 @@ def measure(spec: dict[str, Any]) -> None:
         seconds(8, 64, 8)
         for tokens_in, tokens_out in spec["lengths"]:
             for batch in spec["batches"]:
-                times_s = [seconds(batch, tokens_in, tokens_out) for _ in range(spec["repeats"])]
-                rate = batch * tokens_out / statistics.median(times_s)
+                rate = batch * tokens_out / seconds(batch, tokens_in, tokens_out)
                 engine_process.row(spec["model"], system, batch, tokens_in, tokens_out, round(rate, 1))
-                if max(times_s) > spec["row_limit_s"]:
-                    engine_process.info(
-                        f"{spec['model']} {system} {tokens_in}:{tokens_out}: no batch above {batch}, which took "
-                        f"{max(times_s):.0f} s of at most {spec['row_limit_s']:.0f}"
-                    )
-                    break
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,15 +47,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--systems", default=",".join(engine_process.SYSTEMS))
     parser.add_argument("--batches", default="1,8,32,64,128,256,512")
     parser.add_argument("--lengths", default="256:512,1024:512,32:32", help="input:output tokens, comma-separated")
-    parser.add_argument("--repeats", type=int, default=1, help="measurements of each row; the median counts")
-    parser.add_argument("--row-limit-s", type=float, default=60.0, help="a slower batch is the last of its lengths")
 
     def options(args: argparse.Namespace) -> dict[str, Any]:
         return {
             "lengths": [[int(part) for part in pair.split(":")] for pair in args.lengths.split(",")],
             "batches": sorted(int(batch) for batch in args.batches.split(",")),
-            "repeats": args.repeats,
-            "row_limit_s": args.row_limit_s,
         }
 
     return engine_process.main(parser, argv, measure, COLUMNS, 5, options)

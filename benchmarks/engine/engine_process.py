@@ -1,9 +1,8 @@
 """One vLLM engine with random weights in one process: the child starts it and measures, the parent collects rows.
 
-The engine core runs in the child itself, so that a benchmark can reach its scheduler and its model runner, and every
-system is measured the same way; the weights are those of benchmarks/weights/random_weights.py, or with
-``--engine '{"worker_cls": "auto"}'`` vLLM's own dummy weights. Lines of the child's standard output that begin with ROW or
-NOTE reach the parent; all others, such as vLLM's log, pass on to its standard error.
+The engine core runs in the child itself, and every system is measured the same way; the weights are those of
+benchmarks/weights/random_weights.py, or with ``--engine '{"worker_cls": "auto"}'`` vLLM's own dummy weights. Lines of the child's
+standard output that begin with ROW or NOTE reach the parent; all others, such as vLLM's log, pass on to its standard error.
 """
 
 import argparse
@@ -30,11 +29,10 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 
 
 def start(spec: dict[str, Any], **arguments: Any) -> Any:
-    """In the child: return a ready ``vllm.LLM``; tells the parent how long that took and what the graphs cost."""
+    """In the child: return a ready ``vllm.LLM``; tells the parent how long that took."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     began_s = time.perf_counter()
-    captures = _record_captures()
     from vllm import LLM
 
     llm = LLM(
@@ -54,10 +52,10 @@ def start(spec: dict[str, Any], **arguments: Any) -> Any:
             **spec.get("engine", {}),
         }
     )
-    seconds, graph_bytes = captures[-1] if captures else (0.0, 0)
+    cache = llm.llm_engine.vllm_config.cache_config
     info(
         f"{spec['model']} {spec['system']}: ready after {time.perf_counter() - began_s:.0f} s, KV cache "
-        f"{kv_capacity_tokens(llm)} tokens, graphs captured in {seconds:.1f} s into {graph_bytes / 2**20:.0f} MiB"
+        f"{cache.num_gpu_blocks * cache.block_size} tokens"
     )
     return llm
 
@@ -65,34 +63,6 @@ def start(spec: dict[str, Any], **arguments: Any) -> Any:
 def worker_of(system: str) -> str:
     """Return the worker that draws a system's weights."""
     return NESTED_WORKER if SYSTEMS[system].get("quantization") == "nestedfp" else PLAIN_WORKER
-
-
-def _record_captures() -> list[tuple[float, int]]:
-    """Wrap vLLM's capture of CUDA graphs; the list fills with (seconds, bytes), the memory profiler's trial first."""
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-
-    original = GPUModelRunner.capture_model
-    captures: list[tuple[float, int]] = []
-
-    def capture_model(self: Any) -> int:
-        began_s = time.perf_counter()
-        size = original(self)
-        captures.append((time.perf_counter() - began_s, int(size)))
-        return int(size)
-
-    GPUModelRunner.capture_model = capture_model
-    return captures
-
-
-def core_of(llm: Any) -> Any:
-    """Return the engine core, which runs in this process."""
-    return llm.llm_engine.engine_core.engine_core
-
-
-def kv_capacity_tokens(llm: Any) -> int:
-    """Return how many tokens the KV cache holds."""
-    cache = llm.llm_engine.vllm_config.cache_config
-    return int(cache.num_gpu_blocks * cache.block_size)
 
 
 def modes_of(system: str, llm: Any) -> Iterator[str]:

@@ -55,7 +55,7 @@ class HttpLoad:
             ),
             duration_s=load_s + self.drain_s if self.streams else load_s,
             drain_s=self.drain_s,
-            stages=(self.streams or 1,),
+            users=self.streams or 1,
             request_timeout_s=REQUEST_LIMIT_S,
             seed=SEED,
             token_ids=TOKEN_IDS,

@@ -1,19 +1,18 @@
-"""What the path from token to client costs: the real service and ``vllm serve`` under the same loads; on a GPU the engine alone.
+"""What the path from token to client costs: the real service and ``vllm serve`` under the same loads.
 
     python -m benchmarks.http.http_path                                  # CPU: benchmarks/results/http-path.csv
     python -m benchmarks.http.http_path --gpu --models llama-8b          # one GPU: benchmarks/results/h100-http.csv
     python -m benchmarks.http.http_path --gpu --models llama-8b --systems nestedfp --replicas 1,2,4,8    # as many GPUs
 
 On a CPU the engine is vLLM with a worker whose step is a sleep (``timed_worker.py``), so that tokens come at a known speed and the
-processor is left to the path. On a GPU engines are published shapes with random weights, and the engine alone is ``vllm.LLM`` in
-the same closed loop (benchmarks/engine/engine_closed.py). All systems run the same engine arguments, one front process a replica,
-the same requests and arrival times; one sender of the load test a replica sends them. ``path_cpu_us_per_token`` is the processor
-time of all processes of a system but its engine, from /proc. Rows are written as they come, so that a run may be cut into pieces.
+processor is left to the path. On a GPU engines are published shapes with random weights. All systems run the same engine
+arguments, one front process a replica, the same requests and arrival times; one sender of the load test a replica sends them.
+``path_cpu_us_per_token`` is the processor time of all processes of a system but its engine, from /proc. Rows are written as they
+come, so that a run may be cut into pieces.
 """
 
 import argparse
 import contextlib
-import json
 import signal
 import sys
 import tempfile
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results_csv
-from benchmarks.engine import engine_process
 from benchmarks.engine.engine_shapes import SHAPES, model_folder
 from benchmarks.http import http_systems
 from benchmarks.http.http_load import HttpLoad
@@ -34,7 +32,7 @@ from loadtest.errors import LoadtestError
 from loadtest.service.admin import DirectiveName, ServiceClient
 
 RESULTS = Path(__file__).parents[1] / "results"
-SYSTEMS = ("nestedfp", "vllm_serve", "engine")
+SYSTEMS = ("nestedfp", "vllm_serve")
 MODES: tuple[DirectiveName, ...] = ("fp16", "fp8")
 DIRECTIVE_LIMIT_S = 60.0  # and for the requests that a load has left behind
 MODEL_DIR = ROOT / "models" / "fairytales-8m"
@@ -63,7 +61,7 @@ class Case:
     model: str  # of the engine, in the result file
     engine: EngineArguments
     loads: tuple[HttpLoad, ...]
-    modes: tuple[str, ...]
+    modes: tuple[DirectiveName, ...]
     output: Path
     comments: Sequence[str]
 
@@ -127,47 +125,19 @@ def run(case: Case, system: str, service: RunningSystem, replicas: int) -> None:
             case.save(values(found, whole) | {"system": system, "mode": mode, "replicas": replicas})
 
 
-def run_engine(case: Case, plugin: dict[str, Any]) -> None:
-    """Measure the engine alone in the closed loop, in a process of its own."""
-    closed = next((load for load in case.loads if load.name == "closed"), None)
-    if closed is None or not case.engine.gpu:
-        return
-    engine = case.engine
-    options = {
-        "modes": list(case.modes),
-        "plugin": plugin,
-        "limits": {
-            "max_num_seqs": engine.max_num_seqs,
-            "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "max_model_len": engine.max_model_len,
-        },
-        "loop": [closed.streams, closed.prompt_tokens, closed.output_tokens, closed.warm_s, closed.window_s],
-    }
-    for rows, notes in engine_process.collect("benchmarks.engine.engine_closed", [case.model], ["nestedfp"], options):
-        for mode, tokens_per_s, requests in rows:
-            row = {"system": "engine", "streams": closed.streams, "mode": mode, "scenario": closed.name, "replicas": 1}
-            row |= {"tokens_per_s": tokens_per_s, "rate_per_s": "0", "requests": requests}
-            replace(case, comments=[*case.comments, *notes]).save(row)
-
-
 def cases(args: argparse.Namespace, comments: Sequence[str]) -> Iterator[Case]:
     """Yield what the arguments ask for."""
-    loads = tuple(
-        load if args.window_s is None else replace(load, window_s=args.window_s)
-        for load in (GPU_LOADS if args.gpu else CPU_LOADS)
-        if args.scenarios is None or load.name in args.scenarios.split(",")
-    )
-    modes = tuple(args.modes.split(","))
+    loads = GPU_LOADS if args.gpu else CPU_LOADS
     if not args.gpu:
         engine = EngineArguments("fairytales-8m", MODEL_DIR, step_ms=args.step_ms, kv_cache_bytes=KV_BYTES)
         yield Case(
-            f"timed_{args.step_ms:g}ms", engine, loads, modes[:1], args.output or RESULTS / "http-path.csv", comments
+            f"timed_{args.step_ms:g}ms", engine, loads, MODES[:1], args.output or RESULTS / "http-path.csv", comments
         )
         return
     limits: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": STREAMS, "enforce_eager": False}
     for model in args.models.split(","):
-        engine = EngineArguments(model, model_folder(model), gpu=True, dummy=True, plugin=args.plugin, **limits)
-        yield Case(model, engine, loads, modes, args.output or RESULTS / "h100-http.csv", comments)
+        engine = EngineArguments(model, model_folder(model), gpu=True, dummy=True, **limits)
+        yield Case(model, engine, loads, MODES, args.output or RESULTS / "h100-http.csv", comments)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -180,15 +150,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--replicas", default="1", help="numbers of replicas, comma-separated")
     parser.add_argument("--gpu", action="store_true", help="published shapes on GPUs instead")
     parser.add_argument("--models", default="llama-8b,mistral-24b", help="GPU: shapes")
-    parser.add_argument("--modes", default=",".join(MODES), help="GPU: precisions of nested weights")
-    parser.add_argument("--plugin", type=json.loads, default={}, help="GPU: options of nested weights, as JSON")
-    parser.add_argument("--scenarios", help="names of loads; default: all")
-    parser.add_argument("--window-s", type=float, help="seconds of each load that count; default: each its own")
     args = parser.parse_args(argv)
     for option, given, known in (
         ("--systems", args.systems.split(","), SYSTEMS),
         ("--models", args.models.split(","), tuple(SHAPES)),
-        ("--modes", args.modes.split(","), MODES),
     ):
         if unknown := set(given) - set(known):
             parser.error(f"{option}: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
@@ -196,9 +161,6 @@ def main(argv: list[str] | None = None) -> int:
     for case in cases(args, results_csv.heading(argv)):
         for system in args.systems.split(","):
             try:
-                if system == "engine":
-                    run_engine(case, args.plugin)
-                    continue
                 for replicas in map(int, args.replicas.split(",")):
                     with running(case, system, args.port, replicas) as service:
                         run(case, system, service, replicas)

@@ -1,16 +1,17 @@
-"""Times a layer of nested experts on a GPU against vLLM's own, and prints a table.
+"""Times a layer of nested experts on a GPU against vLLM's own -> benchmarks/results/h200-experts.csv.
 
 python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (or mixtral-8x7b; a minute each, most of it Triton compiling)
 
-Columns, microseconds of a whole layer without its router (median of CUDA graph replays, weights beyond L2):
+Systems, microseconds of a whole layer without its router (median of CUDA graph replays, weights beyond L2):
     fp16          vLLM's Triton experts with FP16 weights
-    exact         both planes joined in registers, vLLM's tiles; "=": the bits of fp16
+    exact         both planes joined in registers, vLLM's tiles
     fp8           vLLM's Triton experts with FP8 weights, scales per channel and token
     fast          the upper planes by that kernel, rounded to FP16 instead of BF16
 """
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -18,6 +19,7 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
 from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
 
+from benchmarks.results_csv import heading, merge
 from nestedfp.format import UPPER_SCALE, split
 from nestedfp.vllm_plugin.weights.experts import experts_gpu
 from nestedfp.vllm_plugin.weights.experts.experts_gpu import Choice, Stack
@@ -84,35 +86,21 @@ def systems(
 
 
 def main() -> None:
-    """Print a row for each number of tokens as soon as it is measured."""
+    """Print and keep a row for each number of tokens and each system as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="qwen3-30b-a3b")
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200-experts.csv"))
     given = parser.parse_args()
     experts, hidden, intermediate, chosen = MODELS[given.model]
     torch.manual_seed(0)
     made = [random_stack(experts, 2 * intermediate, hidden), random_stack(experts, hidden, intermediate)]
     weights, stacks = [weight for weight, _ in made], [stack for _, stack in made]
-    print(f"{given.model}, {torch.cuda.get_device_name()}: {experts} experts, {chosen} chosen")
-    for number, tokens in enumerate(given.tokens):
+    for tokens in TOKENS:
         x = torch.randn(tokens, hidden, device="cuda", dtype=torch.float16)
         runs = systems(x, weights, stacks, random_choice(tokens, experts, chosen))
-        if number == 0:
-            print("tokens " + " ".join(f"{name:>13}" for name in runs) + "   exact/fp16  fast/fp8  fast/exact")
-        cells, times, reference = [], {}, None
-        for name, run in runs.items():
-            try:
-                found = run()
-                reference = found.clone() if reference is None else reference
-                times[name] = time_us(run)
-                mark = "=" if torch.equal(found, reference) else " "
-                cells.append(f"{times[name]:12.1f}{mark if name.startswith('exact') else ' '}")
-            except Exception as error:  # a kernel that this vLLM lacks
-                cells.append(f"{type(error).__name__:>13.13}")
-                print(f"{name}, {tokens} tokens: {error!s:.300}")
-        plain, exact, rounded, fast = (times.get(name, float("nan")) for name in ("fp16", "exact", "fp8", "fast"))
-        ratios = (plain / exact, rounded / fast, exact / fast)
-        print(f"{tokens:6} " + " ".join(cells) + "   " + "  ".join(f"{ratio:8.2f}" for ratio in ratios), flush=True)
+        rows = [(given.model, tokens, name, f"{time_us(run):.1f}") for name, run in runs.items()]
+        print(*rows, sep="\n", flush=True)
+        merge(given.out, ("model", "tokens", "system", "us"), 3, rows, heading())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ beside it. Systems:
     portable_fp16         both planes, exact weights
     portable_upper_fp16   FP8 mode on 8.0, 8.6 and 10.x: FP16 activations by the FP8 weights
     portable_fp8          FP8 mode on 8.9 and 12.x, and here on 9.0: E4M3 by E4M3, with this project's quantiser
-    scaled_mm_fp8         torch._scaled_mm with one scale for each operand, behind the same quantiser; there as well
     library_fp16, library_fp8   what the product takes for large steps on such cards (vllm_plugin/weights/library_route.py): exact
                           weights joined into scratch memory and torch.mm; vLLM's CUTLASS GEMM behind the same quantiser
     hopper_fp16, hopper_fp8   the Hopper kernels, chosen by their cost model (on 9.0)
@@ -98,7 +97,6 @@ def systems(x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.Pac
     out = torch.empty(m, n, device="cuda", dtype=torch.float16)
     codes = torch.empty(m, k, device="cuda", dtype=torch.uint8)
     scale = torch.empty(m, device="cuda")
-    one, tensor_scale = torch.ones((), device="cuda"), torch.full((), 2.0**-8, device="cuda")
     capability = torch.cuda.get_device_capability()
 
     def quantized(launch: Launch) -> Launch:
@@ -107,11 +105,6 @@ def systems(x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.Pac
             launch(i)
 
         return both
-
-    def scaled_mm(i: int) -> None:
-        upper = packed[i % len(packed)].upper.view(torch.float8_e4m3fn).t()
-        codes_e4m3 = codes.view(torch.float8_e4m3fn)
-        torch._scaled_mm(codes_e4m3, upper, one, tensor_scale, out_dtype=torch.float16, use_fast_accum=True)
 
     def weight(i: int) -> kernels.PackedWeight:
         return packed[i % len(packed)]
@@ -128,7 +121,6 @@ def systems(x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.Pac
             )
     if multiplies_fp8(capability):
         found["portable_fp8"] = quantized(lambda i: gemm(FP8, codes, weight(i), out, scale=scale))
-        found["scaled_mm_fp8"] = quantized(scaled_mm)
     if capability == HOPPER:
         fp16, fp8 = kernels.choose(kernels.FP16, m, n, k), kernels.choose(kernels.FP8, m, n, k)
         found["hopper_fp16"] = lambda i: kernels.gemm(fp16, x, packed[i % len(plain)], out)

@@ -4,7 +4,6 @@ from controller.audit import DecisionOutcome, DecisionRecord, Rung
 from controller.config import ControllerConfig
 from controller.decide.overload import LadderState
 from controller.decide.plan import Plan
-from controller.fleet.path_limit import REASON as PATH_SATURATED
 from controller.protocol.publisher import Content, DirectivePublisher
 from nestedfp.modes import DirectiveMode
 
@@ -28,8 +27,6 @@ class DecisionJournal:
         self._published: tuple[Content, int] = (start, 0)  # and its epoch
         self._held: Held | None = None
         self._noted_at_s: float | None = None
-        self._path_limited = False  # as last noted
-        self._path_noted_at_s: float | None = None
         self._reload_to_note = False
 
     def note_plan(self, plan: Plan) -> None:
@@ -52,7 +49,6 @@ class DecisionJournal:
         rung: Rung,
         ladder: LadderState,
         climbed: str | None,
-        path_limited: bool,
     ) -> tuple[DecisionRecord | None, tuple[DecisionRecord, ...]]:
         """The record of this step, if something came into force or was stated, and notes."""
 
@@ -98,10 +94,4 @@ class DecisionJournal:
                 outcome = DecisionOutcome.RELEASED if held is None else DecisionOutcome.HELD
                 notes.append(make(outcome, plan.decision.reason, decided, decided))
                 self._held, self._noted_at_s = held, now_s
-        if path_limited is not self._path_limited and (
-            self._path_noted_at_s is None or now_s - self._path_noted_at_s >= NOTES_EVERY_S
-        ):
-            reason = PATH_SATURATED if path_limited else "path_clear"
-            notes.append(make(DecisionOutcome.STATED, reason, decided, decided))
-            self._path_limited, self._path_noted_at_s = path_limited, now_s
         return record, tuple(notes)

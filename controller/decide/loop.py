@@ -16,7 +16,6 @@ from controller.decide.overload import measure
 from controller.decide.overrides import Overrides
 from controller.decide.plan import Plan, Planner, keep_fp8
 from controller.decide.status import status_report
-from controller.fleet import path_limit
 from controller.fleet.fleet import FORGET_AFTER_S, Fleet, IngestResult
 from controller.fleet.view import Replicas
 from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot
@@ -136,9 +135,8 @@ class ControlLoop:
         views = fleet.views(now_s)
         self._overrides.expire(now_s)
         plan, climbed = self._decide(now_s, views, stepping=True)
-        limited = path_limit.limited_count(views) > 0
         record, notes = self._journal.write(
-            driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed, limited
+            driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed
         )
         return Effects(
             record=record,

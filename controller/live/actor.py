@@ -80,8 +80,8 @@ class ControllerActor:
 
     # -- called by replicas and operators ------------------------------------------------------------------------------
 
-    async def report(self, snapshot: Mapping[str, Any] | str) -> None:
-        """Take a replica's snapshot, as a dict or as JSON.
+    async def report(self, snapshot: Mapping[str, Any]) -> None:
+        """Take a replica's snapshot.
 
         Raises:
             ValueError: when the snapshot is malformed; nothing changes then.
@@ -241,10 +241,8 @@ def _parse_ack(ack: Mapping[str, Any]) -> DirectiveAck:
         raise ValueError(f"malformed acknowledgement:\n{explain(error)}") from None
 
 
-def _parse_snapshot(snapshot: Mapping[str, Any] | str) -> ReplicaSnapshot:
+def _parse_snapshot(snapshot: Mapping[str, Any]) -> ReplicaSnapshot:
     try:
-        if isinstance(snapshot, str):
-            return ReplicaSnapshot.model_validate_json(snapshot)
         return ReplicaSnapshot.model_validate(snapshot)
     except ValidationError as error:
         raise ValueError(f"malformed snapshot:\n{explain(error)}") from None

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from docs.draw import architecture, bits, burst, scaling
+from docs.draw import architecture, bits, burst
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -11,7 +11,7 @@ def main(words: Sequence[str] | None = None) -> None:
     argparse.ArgumentParser(
         prog="python -m docs.draw", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args(words)
-    for picture in (bits, architecture, burst, scaling):
+    for picture in (bits, architecture, burst):
         print(f"drawn: {picture.draw()}", flush=True)
 
 

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 
 from docs.draw.style import CONTROL, FP8, FP16, NEUTRAL, save
 from nestedfp.modes import Mode
-from simulator import output
-from simulator.bench import make_bench, make_config, simulate
-from simulator.cluster.cluster import RunResult
+from simulator.bench import make_config, simulate
+from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import TABLE, read_table
 from simulator.simulation_summary import attainment
@@ -25,7 +24,7 @@ from workload.slo import Slo
 from workload.synthetic import synthetic_trace
 from workload.traces import Arrival
 
-CALM_LOAD, BURST_LOAD = 0.45, 0.9  # of what full steps serve in FP16
+CALM_RPS, BURST_RPS = 11.2, 22.4  # 0.45 and 0.9 of what full steps serve in FP16
 LENGTHS = Lengths(context_tokens=4096, scale=0.4, max_prompt_tokens=1024)  # as in the measured tables
 BURST_S, END_S = (40.0, 70.0), 110.0
 BIN_S = 2.0
@@ -36,13 +35,12 @@ POLICIES = {"static_fp16": ("FP16 alone", FP16), "static_fp8": ("FP8 alone", FP8
 def draw() -> Path:
     """Write ``burst.svg``."""
     table = read_table(TABLE.with_name("h100-mistral-24b-load.json"))
-    usual, _ = fit_lengths(synthetic_trace(1, 300.0, 20.0, bursts=False), LENGTHS)
-    bench = make_bench(table, _arrivals(make_bench(table, usual).fp16_capacity_rps))
+    arrivals = _arrivals()
     figure = Figure(figsize=(8.4, 5.2), layout="constrained", facecolor="white")
     load, ttft, share = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2, 1))
     for policy, (label, colour) in POLICIES.items():
-        config = make_config({"slo": SLO.model_dump()}, policy, bench)
-        _, result = simulate(bench, config, Scenario(seed=1), None, monotonic, observe=output.sample)
+        config = make_config({"slo": SLO.model_dump()}, policy)
+        _, result = simulate(table, arrivals, config, Scenario(seed=1), monotonic, observe=_tokens)
         _latency(ttft, result, f"{label}: {100 * attainment(result.requests, SLO):.1f} % within the SLO", colour)
         if policy == "static_fp16":
             _load(load, result)
@@ -56,14 +54,22 @@ def draw() -> Path:
     return save(figure, "burst")
 
 
-def _arrivals(capacity_rps: float) -> tuple[Arrival, ...]:
+def _arrivals() -> tuple[Arrival, ...]:
     edges_s = (0.0, *BURST_S, END_S)
     arrivals = []
     for seed, (begin_s, end_s) in enumerate(pairwise(edges_s)):
-        rate_rps = capacity_rps * (BURST_LOAD if begin_s == BURST_S[0] else CALM_LOAD)
+        rate_rps = BURST_RPS if begin_s == BURST_S[0] else CALM_RPS
         part = synthetic_trace(seed, end_s - begin_s, rate_rps, bursts=False)
         arrivals += [Arrival(begin_s + a.at_s, a.prompt_tokens, a.output_tokens) for a in part]
     return fit_lengths(arrivals, LENGTHS)[0]
+
+
+def _tokens(now_s: float, cluster: Cluster) -> tuple[float, int, int]:
+    """Computed until now in FP16 and in FP8."""
+    for replica in cluster.present.values():
+        replica.advance(now_s)
+    counts = [replica.engine.stats.tokens for replica in cluster.present.values()]
+    return now_s, sum(fp16 for fp16, _ in counts), sum(fp8 for _, fp8 in counts)
 
 
 def _load(axes: Axes, result: RunResult) -> None:
@@ -83,12 +89,8 @@ def _latency(axes: Axes, result: RunResult, label: str, colour: str) -> None:
 
 
 def _precision(axes: Axes, result: RunResult) -> None:
-    samples = [
-        (at_s, sum(r.tokens_fp16 for r in s.replicas), sum(r.tokens_fp8 for r in s.replicas))
-        for at_s, s in result.samples
-    ]
     every = int(BIN_S / 0.5)
-    for (begin_s, fp16, fp8), (end_s, fp16_then, fp8_then) in pairwise(samples[::every]):
+    for (begin_s, fp16, fp8), (end_s, fp16_then, fp8_then) in pairwise(result.samples[::every]):
         done = fp16_then - fp16 + fp8_then - fp8
         part = (fp16_then - fp16) / done if done else 1.0
         width_s = end_s - begin_s

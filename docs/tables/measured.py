@@ -119,19 +119,6 @@ def engine_options(name: str, *shown: str) -> str:
     return _with_conditions(name, markdown(["tokens/s", "batch", *columns.values()], rows))
 
 
-def switches(name: str, *batches: str) -> str:
-    """Return how long the first step after a switch takes, and the median of the later ones."""
-    found: dict[tuple[str, int], dict[int, float]] = {}
-    for row in _rows(name):
-        found.setdefault((row["mode"], int(row["batch"])), {})[int(row["steps_after_switch"])] = float(row["p50_ms"])
-    rows = [
-        [str(batch), mode.upper(), f"{steps[1]:.2f}", f"{np.median([ms for at, ms in steps.items() if at > 1]):.2f}"]
-        for (mode, batch), steps in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
-        if str(batch) in batches
-    ]
-    return _with_conditions(name, markdown(["batch", "to", "first step, ms", "later steps, ms"], rows))
-
-
 def http(name: str, *replicas_shown: str) -> str:
     """Return the HTTP path on GPUs: closed loop, alone, and an open load."""
     found: dict[tuple[str, str, int, str], dict[str, Row]] = {}
@@ -142,14 +129,12 @@ def http(name: str, *replicas_shown: str) -> str:
     for (model, mode, replicas, system), scenarios in sorted(found.items(), key=lambda item: (item[0][2], item[0])):
         label = {"nestedfp": "this service", "vllm_serve": "`vllm serve`"}.get(system)
         if label is not None and "closed" in scenarios and str(replicas) in replicas_shown:
-            alone = found.get((model, mode, replicas, "engine"), {}).get("closed")
             where = f"{MODELS[model]}, {mode.upper()}" + (f", {replicas} replicas" if replicas > 1 else "")
             rows.append(
                 [
                     where,
                     label,
                     _number(float(scenarios["closed"]["tokens_per_s"])),
-                    _number(float(alone["tokens_per_s"])) if alone else "",
                     f"{float(scenarios['closed']['path_cpu_us_per_token']):.0f}",
                     *(
                         f"{float(scenarios[s]['ttft_p50_ms']):.0f}/{float(scenarios[s]['tpot_p50_ms']):.1f}"
@@ -159,7 +144,7 @@ def http(name: str, *replicas_shown: str) -> str:
                     ),
                 ]
             )
-    headings = ["", "", "tokens/s, 256 streams a replica", "engine alone", "frontend CPU, us a token"]
+    headings = ["", "", "tokens/s, 256 streams a replica", "frontend CPU, us a token"]
     return _with_conditions(name, markdown([*headings, "TTFT/TPOT unloaded, ms", "at 17 requests/s, ms"], rows))
 
 
@@ -260,7 +245,6 @@ TABLES = {
     "gemm": gemm,
     "mixed_rows": mixed_rows,
     "engine": engine,
-    "switches": switches,
     "http": http,
     "http_cpu": http_cpu,
     "portable": portable,

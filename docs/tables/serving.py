@@ -35,8 +35,7 @@ NAMES = {
     "vllm-nestedfp": "`vllm serve`, nestedfp",
 }
 KNOWN_EXACT = {"vllm_fp16": 1.0, "vllm_fp8": 0.0}  # vLLM's own answers disclose nothing: one precision, always
-# The README shows these loads, each where all of its systems were measured.
-README_LOADS = (("24b-rows-h200", 19.0),)
+README_LOAD = ("24b-rows-h200", 19.0)
 README_SYSTEMS = (PLAIN_FP16_384, PLAIN_FP8, DEFAULT)
 SHAPES = {
     "mistral-24b": "Mistral Small 24B",
@@ -153,7 +152,7 @@ def predicted(*lines: str) -> str:
     headings = ["load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %", "TTFT p90, ms", "TPOT p90, ms"]
     facts = {
         name: [
-            f"`{found.table}`, `--front-ms {found.front_ms:g}`",
+            f"`{found.table}`, {found.front_ms:g} ms beside the engine",
             *_load_facts(name, found.runs),
         ]
         for name, found in simulated.items()
@@ -228,23 +227,22 @@ def _exact(cells: Sequence[Cell]) -> str:
 
 
 def readme() -> str:
-    """Return the README's table: every load of which all systems were measured."""
-    rows, facts = [], {}
-    for name, rate in README_LOADS:
-        measured = _measured(name)
-        found = {NAMES[run]: cells for (at, run), cells in groups(measured).items() if at == rate and run in NAMES}
-        if not set(README_SYSTEMS) <= set(found):
-            continue
-        facts[name] = [_cards(measured.machine), *_load_facts(name, measured.runs)]
-        experiment = _experiment(name)
-        where = f"{SHAPES[experiment.shape or '']}, {_gpus(experiment)}, {rate:g} requests/s"
-        for system in README_SYSTEMS:
-            shown = {DEFAULT: "**this service, default**", FP8: "this service, FP8 alone"}.get(system, system)
-            cells = found[system]
-            rows.append(
-                [where, shown, _percent(mean(c.slo_attainment for c in cells)), _exact(cells), *_latency(cells)]
-            )
-            where = ""
+    """Return the README's table."""
+    name, rate = README_LOAD
+    measured, experiment = _measured(name), _experiment(name)
+    found = {NAMES[run]: cells for (at, run), cells in groups(measured).items() if at == rate and run in NAMES}
+    where = f"{SHAPES[experiment.shape or '']}, {_gpus(experiment)}, {rate:g} requests/s"
+    rows = [
+        [
+            "" if number else where,
+            "**this service, default**" if system == DEFAULT else system,
+            _percent(mean(c.slo_attainment for c in found[system])),
+            _exact(found[system]),
+            *_latency(found[system]),
+        ]
+        for number, system in enumerate(README_SYSTEMS)
+    ]
+    facts = {name: [_cards(measured.machine), *_load_facts(name, measured.runs)]}
     return under(_conditions("run", facts), markdown(["", "", "in the SLO, %", "exact answers, %", *LATENCIES], rows))
 
 

@@ -35,8 +35,8 @@ def draw_opening(path: Path, records: Mapping[Policy, Sequence[RequestRecord]], 
             axis.plot(
                 [(a + b) / 2 for a, b in pairwise(edges_s)],
                 shares,
-                label=_name(policy),
-                color=_colour(policy),
+                label=NAMES.get(policy, policy),
+                color=COLOURS.get(policy, PLAIN_COLOUR),
                 marker=".",
             )
         axis.set(ylabel=name, ylim=(-2, 102))
@@ -50,7 +50,7 @@ def draw_opening(path: Path, records: Mapping[Policy, Sequence[RequestRecord]], 
     if records:
         figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=len(records))
     axis.set(xlabel="arrival, seconds after the start of the run", xlim=(0, duration_s))
-    _save(figure, path)
+    FigureCanvasAgg(figure).print_png(str(path))  # type: ignore[no-untyped-call]
 
 
 def is_exact(record: RequestRecord) -> bool | None:
@@ -67,15 +67,3 @@ def shares_over_time(
     counts, _ = np.histogram([at_s for at_s, _ in known], edges_s)
     true, _ = np.histogram([at_s for at_s, value in known if value], edges_s)
     return [float(t / c) if c else float("nan") for t, c in zip(true, counts, strict=True)]
-
-
-def _name(policy: Policy) -> str:
-    return NAMES.get(policy, policy)
-
-
-def _colour(policy: Policy) -> str:
-    return COLOURS.get(policy, PLAIN_COLOUR)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    FigureCanvasAgg(figure).print_png(str(path))  # type: ignore[no-untyped-call]

@@ -35,8 +35,6 @@ class RunSummary(FrozenModel):
     itl_ms: Percentiles  # single gaps between chunks, all requests together
     dispatch_lag_ms: Percentiles
     slo_attainment: float
-    ttft_attainment: float
-    tpot_attainment: float
     goodput_rps: float
     output_tokens_per_s: float  # over the arrival window and the drain
     exact_answer_share: float | None = None  # of the answers that told their class
@@ -165,8 +163,6 @@ def summarise(
             "itl_ms": percentiles(after - before for r in records for before, after in pairwise(r.chunk_ms)),
             "dispatch_lag_ms": percentiles(r.dispatch_lag_ms for r in records if r.dispatch_lag_ms is not None),
             "slo_attainment": good / count,
-            "ttft_attainment": sum(meets_ttft(record, slo) for record in records) / count,
-            "tpot_attainment": sum(meets_tpot(record, slo) for record in records) / count,
             "goodput_rps": good / duration_s,
             "output_tokens_per_s": sum(record.output_tokens for record in records) / drained_s,
             "exact_answer_share": exact_answer_share(records),

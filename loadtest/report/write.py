@@ -12,7 +12,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.calibrate import Calibration, base_rps, capacity_text
 from loadtest.report.run_summary import RunSummary
 from loadtest.report.verdict import NAMES
 from workload.frozen import FrozenModel
@@ -43,14 +42,13 @@ class LoadSummary(FrozenModel):
 class Summary(FrozenModel):
     """summary.json."""
 
-    schema_version: int = 3
+    schema_version: int = 4
     started_utc: str
     model: str
     machine: str
     load: LoadSummary
-    calibration: Calibration | None
+    carried_rps: float | None  # in FP16, or by a plain server; None: not asked for
     slo: Slo
-    slo_source: str
     service_slo: dict[str, float]  # what its controller steers by, from its configuration or its status
     runs: tuple[RunSummary, ...]
     verdict: tuple[str, ...]
@@ -116,17 +114,13 @@ def _share(value: float | None, unknown: str = "?") -> str:
     return unknown if value is None else f"{100 * value:.1f} %"
 
 
-def _number(value: float | None, digits: int = 0) -> str:
-    return "?" if value is None else f"{value:.{digits}f}"
-
-
 def _three(values: Percentiles, digits: int) -> str:
     return " / ".join("?" if v is None else f"{v:.{digits}f}" for v in (values.p50, values.p90, values.p99))
 
 
 def facts(summary: Summary) -> tuple[tuple[str, str], ...]:
     """What was run, as (name, value) lines."""
-    load, calibration = summary.load, summary.calibration
+    load = summary.load
     lines = [
         ("Model", summary.model),
         ("Machine", summary.machine),
@@ -143,28 +137,20 @@ def facts(summary: Summary) -> tuple[tuple[str, str], ...]:
         ),
         (
             "SLO of this report",
-            f"TTFT {summary.slo.ttft_ms:.0f} ms, TPOT {summary.slo.tpot_ms:.1f} ms ({summary.slo_source})",
+            f"TTFT {summary.slo.ttft_ms:.0f} ms, TPOT {summary.slo.tpot_ms:.1f} ms",
         ),
         (
             "SLO of the service's controller",
             ", ".join(f"{name} = {value:g}" for name, value in summary.service_slo.items()) or "not known",
         ),
     ]
-    if calibration is not None and calibration.unloaded_ttft_ms is not None:
-        lines.append(
-            (
-                "Unloaded",
-                f"TTFT {calibration.unloaded_ttft_ms:.0f} ms, TPOT {_number(calibration.unloaded_tpot_ms, 1)} ms",
-            )
-        )
-    if calibration is not None and calibration.capacities:
-        share = 100 / base_rps(calibration)
-        lines.append(("Capacity", "; ".join(capacity_text(found) for found in calibration.capacities)))
+    if summary.carried_rps is not None:
+        share = 100 / summary.carried_rps
         lines.append(
             (
                 "Load over capacity",
-                f"{share * load.mean_rate_rps:.0f} % of what {calibration.capacities[0].mode} carried on average, "
-                f"{share * load.peak_rate_rps:.0f} % in its busiest 20 s",
+                f"{share * load.mean_rate_rps:.0f} % of the {summary.carried_rps:.2f} requests/s that FP16 carried, or the plain "
+                f"server, {share * load.peak_rate_rps:.0f} % in its busiest 20 s",
             )
         )
     return tuple(lines)

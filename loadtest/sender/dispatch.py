@@ -118,8 +118,6 @@ def _follow(process: subprocess.Popen[str], plan: SendPlan, tick: Tick) -> bool:
         elif event.event == "end":
             tick(event.elapsed_s, event)
             return True
-        elif event.event == "stage":
-            tick(event.elapsed_s, event)
         latest = event.model_copy(update={"event": "progress"})
 
 

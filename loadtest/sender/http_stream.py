@@ -55,7 +55,6 @@ def stream(
     request: bytes,
     answer: Answering,
     clock: Callable[[], float] = time.perf_counter,
-    on_piece: Callable[[bytes], None] | None = None,
 ) -> None:
     """Send the request and read the answer to its end into ``answer``, which holds what came should this raise.
 
@@ -77,5 +76,3 @@ def stream(
                 if not answer.message_complete:
                     raise ConnectionResetError("the connection ended before the answer did")
                 return
-            if on_piece is not None:
-                on_piece(data)

@@ -3,7 +3,7 @@
 Imported only by ``loadtest.sender.worker``: Locust patches the standard library for gevent when it is imported.
 
 A request is one Locust user that fires once and stops, so Locust's user count is the number of requests in flight and
-nothing waits for anything else. Users that loop (Locust's usual way, and the probe's) would be a closed loop: a slow
+nothing waits for anything else. Users that loop (Locust's usual way, and the closed loop's) would be a closed loop: a slow
 service would then be asked less often.
 
 The HTTP client is ``loadtest.sender.http_stream``. Every request has a connection of its own: no limit on concurrency, no stale
@@ -36,9 +36,6 @@ class Sender:
     def __init__(self, plan: SendPlan, address: Address, host: str, records: IO[str], key: str | None) -> None:
         self.plan = plan
         self.records = records
-        self.events = 0  # server-sent events read, of all requests; about one a chunk of tokens
-        self.ended_tokens = 0  # of the requests that have ended
-        self.ended_events = 0
         self._address = address
         self._host = host
         self._key = key
@@ -74,7 +71,7 @@ class Sender:
         try:
             with gevent.Timeout(self.plan.request_timeout_s):
                 request = request_bytes(self._host, PATH, body, self._key, self._request(index).session)
-                stream(self._address, request, answer, self.now_s, self._count)
+                stream(self._address, request, answer, self.now_s)
             if answer.status != 200:
                 error = f"HTTP {answer.status}: {answer.error_text()}"
         except gevent.Timeout:
@@ -84,14 +81,6 @@ class Sender:
         except Exception as problem:  # whatever broke the connection is the result of this request, not of the run
             error = f"{type(problem).__name__}: {problem}"
         return self._record(index, intended_s, sent_s, self.now_s(), answer, error, report)
-
-    def tokens_so_far(self) -> float:
-        """Completion tokens read until now. A chunk of an open stream counts as many as those of ended streams had."""
-        per_event = self.ended_tokens / self.ended_events if self.ended_events else 1.0
-        return per_event * self.events
-
-    def _count(self, data: bytes) -> None:
-        self.events += data.count(b"data: ")
 
     def record_unsent(self) -> None:
         """Record the planned requests that were never sent: they are failures, not missing data."""
@@ -111,8 +100,6 @@ class Sender:
     ) -> bool:
         streamed = received.status == 200
         answer = parse_stream(lines_of(received.pieces if streamed else ()))
-        self.ended_tokens += answer.output_tokens
-        self.ended_events += len(answer.chunk_times)
         asked = self._request(index).output_tokens
         if error is None:
             error = answer.error
@@ -181,7 +168,7 @@ class TraceUser(User):
 
 
 class ProbeUser(User):
-    """Sends one request after another until it is stopped: the closed loop of the calibration."""
+    """Sends one request after another until it is stopped: a closed loop."""
 
     def __init__(self, environment: Any, sender: Sender) -> None:
         super().__init__(environment)

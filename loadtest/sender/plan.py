@@ -4,14 +4,14 @@ The plan goes in as a JSON file, events come out as JSON lines on standard outpu
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from workload.frozen import FrozenModel
 from workload.records import Policy
+from workload.traces import Arrival
 
-WARM_SHARE = 0.3  # of a stage of the closed loop is start-up and not counted
 # How the error of a request begins: open at the end of the run, or for as long as one may take; whole, but not as long as asked.
 CUT = "cut at the end of the run"
 TOO_LONG = "no complete answer within"
@@ -31,13 +31,19 @@ class PlannedRequest(FrozenModel):
     block_tokens: int = 0
     session: str | None = None  # the conversation that it is of, if it says so
 
+    @classmethod
+    def of(cls, arrival: Arrival, **more: Any) -> "PlannedRequest":
+        """Return an arrival's request."""
+        shared = {"blocks": arrival.blocks, "block_tokens": arrival.block_tokens}
+        lengths = {"prompt_tokens": arrival.prompt_tokens, "output_tokens": arrival.output_tokens}
+        return cls.model_validate({"at_s": arrival.at_s, **lengths, **shared, **more})
+
 
 class SendPlan(FrozenModel):
     """The requests of one run and their bounds.
 
-    ``open``: each request is sent at its ``at_s``, whatever happened to the earlier ones. ``closed`` (the calibration
-    probe): users send one request after another, in the order of the list. There is a stage for each number of users in
-    ``stages``, ``duration_s`` long; after one that brings less than ``min_growth`` more tokens per second no other follows.
+    ``open``: each request is sent at its ``at_s``, whatever happened to the earlier ones. ``closed``: users send one request after
+    another, in the order of the list, for ``duration_s``.
     A sender that gets SIGTERM begins no more requests; those in flight have ``drain_s`` to end.
     """
 
@@ -50,8 +56,7 @@ class SendPlan(FrozenModel):
     requests: tuple[PlannedRequest, ...]
     duration_s: Annotated[float, Field(gt=0)]
     drain_s: Annotated[float, Field(ge=0)] = 0.0  # after the last arrival or SIGTERM, then what is left is cut
-    stages: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
-    min_growth: Annotated[float, Field(ge=0)] = 0.05
+    users: Annotated[int, Field(ge=1)] = 1
     request_timeout_s: Annotated[float, Field(gt=0)]
     seed: int
     token_ids: tuple[int, int]
@@ -61,15 +66,14 @@ class SendPlan(FrozenModel):
     def bound_s(self) -> float:
         """When the last request is cut, seconds after the start."""
         if self.kind == "closed":
-            return self.duration_s * len(self.stages)
+            return self.duration_s
         return max(self.duration_s, self.requests[-1].at_s) + self.drain_s
 
 
 class Event(FrozenModel):
     """A line of the sender's standard output."""
 
-    event: Literal["start", "stage", "progress", "end"]  # stage: one begins, with the users it has
-    users: int = 0
+    event: Literal["start", "progress", "end"]
     elapsed_s: float = 0.0
     sent: int = 0
     in_flight: int = 0

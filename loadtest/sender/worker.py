@@ -20,7 +20,7 @@ from locust.env import Environment
 from locust.runners import LocalRunner
 
 from loadtest.sender.locustfile import ProbeUser, Sender, TraceUser
-from loadtest.sender.plan import WARM_SHARE, Event, SendPlan
+from loadtest.sender.plan import Event, SendPlan
 from loadtest.service.target import addresses, target_url
 
 LEAD_S = 0.5  # between the end of the preparations and the first arrival
@@ -62,20 +62,10 @@ def _run_open(sender: Sender, environment: Environment, runner: LocalRunner) -> 
 def _run_closed(sender: Sender, environment: Environment, runner: LocalRunner) -> None:
     plan = sender.plan
     _start(sender, runner, lead_s=0.0)
-    best_per_s = 0.0
-    for stage, users in enumerate(plan.stages):
-        while runner.user_count < users:
-            ProbeUser(environment, sender).start(runner.user_greenlets)
-        _emit(sender, runner, "stage")
-        sender.ending.wait(max((stage + WARM_SHARE) * plan.duration_s - sender.now_s(), 0))
-        before, before_s = sender.tokens_so_far(), sender.now_s()
-        if sender.ending.wait(max((stage + 1) * plan.duration_s - before_s, 0)):
-            runner.user_greenlets.join(timeout=plan.drain_s)
-            break
-        per_s = (sender.tokens_so_far() - before) / max(sender.now_s() - before_s, 1e-6)
-        if sender.errors or per_s < (1 + plan.min_growth) * best_per_s:
-            break
-        best_per_s = max(best_per_s, per_s)
+    for _ in range(plan.users):
+        ProbeUser(environment, sender).start(runner.user_greenlets)
+    if sender.ending.wait(plan.duration_s - sender.now_s()):
+        runner.user_greenlets.join(timeout=plan.drain_s)
     sender.ending.set()
     runner.user_greenlets.kill(block=True)
 
@@ -101,7 +91,6 @@ def _emit(sender: Sender, runner: LocalRunner, event: str) -> None:
         {
             "event": event,
             "elapsed_s": sender.now_s(),
-            "users": runner.user_count if event == "stage" else 0,
             "sent": sender.sent,
             "in_flight": runner.user_count,
             "done": max(sender.sent - runner.user_count, 0),

@@ -22,10 +22,6 @@ REPLY_LIMIT_S = 10.0
 POLL_S = 0.5
 
 
-class NoModelListError(ServiceError):
-    """The server has no list of its models."""
-
-
 class ServiceClient:
     """A running service. Every failure is a ServiceError that names the endpoint.
 
@@ -95,12 +91,7 @@ class ServiceClient:
             InputError: the service does not list it.
             ServiceError: it does not answer, or not with a list of models.
         """
-        try:
-            answer = self._json("GET", "/v1/models")
-        except NoModelListError:
-            if wanted is None:
-                raise
-            return wanted, None
+        answer = self._json("GET", "/v1/models")
         try:
             contexts = {str(card["id"]): card.get("max_model_len") for card in answer["data"]}
             name = next(iter(contexts)) if wanted is None else wanted
@@ -160,8 +151,6 @@ class ServiceClient:
                 f"{where}: expected HTTP 200, got {reply.status_code}: {reply.text[:200]}; a server without a controller "
                 "takes no directives: give --policies plain"
             )
-        if reply.status_code in (404, 405, 501) and path == "/v1/models":
-            raise NoModelListError(f"{where}: HTTP {reply.status_code}: the server lists no models; give --model")
         if not reply.is_success:
             raise ServiceError(f"{where}: expected HTTP 200, got {reply.status_code}: {reply.text[:200]}")
         try:

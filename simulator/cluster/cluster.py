@@ -76,13 +76,12 @@ class Cluster:
         self._at(0.0, self._step)
         if self._observe is not None:
             self._at(0.0, self._sample)
-        largest_tokens = min(self._table.engine.max_model_tokens, self._table.engine.kv_tokens)
         events, now_s = self._events, 0.0
         for request in requests:
             if events[0][0] <= request.arrived_s:
                 self._play(request.arrived_s)
             now_s = request.arrived_s
-            if request.prompt_tokens + request.output_tokens > largest_tokens:
+            if request.prompt_tokens + request.output_tokens > self._table.engine.longest_tokens:
                 request.outcome = "refused"
             elif not self._proxy.send(now_s, request):
                 request.outcome = "shed"

@@ -169,15 +169,13 @@ def read_table(path: Path = TABLE) -> EngineTable:
         SimulationError: when the file cannot be read or is not a table.
     """
     try:
-        return EngineTable.model_validate_json(path.read_text(encoding="utf-8"))
+        return EngineTable.model_validate_json(path.read_bytes())
     except OSError as error:
         raise SimulationError(
             f"{path}: cannot read the engine table ({error.strerror}); make one with python -m simulator fit"
         ) from error
     except ValidationError as error:
         raise SimulationError(f"{path}: not an engine table: {explain(error).replace(chr(10), '; ')}") from error
-    except UnicodeDecodeError as error:
-        raise SimulationError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}") from error
 
 
 def write_table(path: Path, table: EngineTable) -> None:

@@ -9,7 +9,6 @@ taken over as they are: what the simulated engine goes by until its steps teach 
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,15 +83,10 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
     steps = [obs.read_csv(path, obs.STEP_COLUMNS) for path in args.steps_csv]
     start = obs.read_csv(args.start_costs, obs.START_COLUMNS) if args.start_costs else None
     files = [file for file in (*steps, start) if file is not None]
-    kv_tokens = args.kv_tokens
-    for file in files:
-        kv_tokens = kv_tokens or obs.kv_cache_tokens(file, args.model)
-    if kv_tokens is None:
-        raise SimulationError("the headers do not say how large the KV cache is; give --kv-tokens")
     limits = EngineLimits(
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,
-        kv_tokens=kv_tokens,
+        kv_tokens=args.kv_tokens,
         max_model_tokens=args.max_model_tokens,
         mixed_steps=not args.cpu,
         async_scheduling=not args.cpu,
@@ -101,12 +95,10 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
         mode: fit_cost(tuple(step for file in steps for step in obs.step_observations(file, args.model, mode)))
         for mode in Mode
     }
-    header = files[0].source.header
-    gpu = next((line for line in header if "NVIDIA" in line), args.gpu)
     return EngineTable(
         model=args.model,
-        gpu=re.split("[,;]", gpu)[0],
-        versions=gpu.partition(";")[2].strip() or "not stated",
+        gpu=args.gpu,
+        versions=args.versions,
         command="python -m simulator fit " + " ".join(args.command),
         sources=tuple(file.source for file in files),
         engine=limits,
@@ -128,8 +120,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--start-costs", type=Path, metavar="CSV", help="what the engine measured at its start (without: its steps)"
     )
     parser.add_argument("--model", default="llama-8b", help="(%(default)s)")
-    parser.add_argument("--gpu", default="not stated", help="its name, if the header does not say it")
-    parser.add_argument("--kv-tokens", type=int, metavar="N", help="that the KV cache holds (from the header)")
+    parser.add_argument("--gpu", default="not stated", help="its name")
+    parser.add_argument("--versions", default="not stated", help="of driver, CUDA, torch and vLLM")
+    parser.add_argument("--kv-tokens", type=int, metavar="N", required=True, help="that the KV cache holds")
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192, metavar="N", help="(%(default)s)")
     parser.add_argument("--max-num-seqs", type=int, default=512, metavar="N", help="(%(default)s)")
     parser.add_argument("--max-model-tokens", type=int, default=16384, metavar="N", help="(%(default)s)")

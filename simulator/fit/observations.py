@@ -8,7 +8,6 @@ Two kinds of files, with ``#`` comment lines above the header:
 
 import csv
 import hashlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,14 +87,6 @@ def start_costs(file: Csv, model: str) -> tuple[tuple[int, float, float], ...]:
         if tokens != int(tokens):
             raise SimulationError(f"{file.source.file}: tokens: expected a whole number, got {tokens}")
     return tuple((int(tokens), fp16_ms, fp8_ms) for tokens, fp16_ms, fp8_ms in numbers)
-
-
-def kv_cache_tokens(file: Csv, model: str) -> int | None:
-    """What the file's header says about the KV cache beside NestedFP weights; None when it says nothing."""
-    for line in file.source.header:
-        if (found := re.search(rf"{re.escape(model)} nestedfp\b.*KV cache (\d+) tokens", line)) is not None:
-            return int(found[1])
-    return None
 
 
 def _of(file: Csv, model: str, mode: Mode) -> Iterator[dict[str, str]]:

@@ -50,10 +50,6 @@ TREE = {
 }
 
 
-def test_a_service_is_all_below_its_outermost_process():
-    assert {process.pid for process in http_procs.descendants(TREE, 20)} == {20, 30, 40}
-
-
 def test_processor_time_goes_by_role_and_a_new_process_counts_in_full():
     after = [Process(p.pid, p.parent, p.ticks + 50, p.command) for p in http_procs.descendants(TREE, 20)]
     spent = http_procs.used_s(http_procs.descendants(TREE, 20), [*after, Process(60, 20, 30, "haproxy -W")])
@@ -111,7 +107,7 @@ def test_arrivals_are_the_same_for_every_system_at_about_the_rate():
 def test_an_open_loop_has_arrivals_and_a_closed_one_streams(tmp_path):
     opened = HttpLoad("open", 16, 88, warm_s=1, window_s=2, rate_per_s=20).plan("http://127.0.0.1:1", "m", tmp_path)
     closed = HttpLoad("closed", 16, 88, warm_s=1, window_s=2, streams=4).plan("http://127.0.0.1:1", "m", tmp_path)
-    assert (opened.kind, closed.kind, closed.stages) == ("open", "closed", (4,))
+    assert (opened.kind, closed.kind, closed.users) == ("open", "closed", 4)
     assert [request.output_tokens for request in closed.requests[:6]] == [1, 23, 45, 67, 88, 88]
     assert {request.output_tokens for request in opened.requests} == {88}
     assert 0 < opened.requests[0].at_s < opened.requests[-1].at_s < opened.duration_s == 3

@@ -47,12 +47,6 @@ def installed(monkeypatch):
     random_weights.install()
 
 
-def test_with_weights_of_vllms_own_the_last_layer_multiplies_zeros():
-    _, inner, out = loaded()
-    assert inner.count_nonzero() < 0.01 * inner.numel()
-    assert out.count_nonzero() == 0
-
-
 def test_activations_keep_their_magnitude(installed):
     model, inner, out = loaded()
     assert inner.count_nonzero() > 0.99 * inner.numel()

@@ -101,7 +101,7 @@ def test_a_replica_is_told_with_its_first_snapshot_and_one_that_said_nothing_wai
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
         stranger = asyncio.create_task(actor.next_directive("r9"))
         await asyncio.sleep(0)
-        await actor.report(make_snapshot(replica_id="r9").model_dump_json())
+        await actor.report(make_snapshot(replica_id="r9").model_dump(mode="json"))
         answer = await stranger
         assert answer is not None
         assert Directive.model_validate(answer["directive"]).mode is DirectiveMode.FP16

@@ -8,7 +8,6 @@ from controller_builders import make_rates, make_view, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.audit import DecisionOutcome
 from controller.fleet.path_limit import engine_tpot_ms, engine_ttft_ms, path_saturated
 from controller.fleet.view import ReplicaView
 from controller.policies import POLICIES
@@ -123,15 +122,6 @@ def test_fp8_is_left_though_the_path_is_slow_when_fp16_would_do_for_the_engine()
     cluster = Cluster(make_loop("threshold")).run(3).run(3, oldest_wait_s=1.0, waiting=40, waiting_tokens=9000)
     assert cluster.modes == {FP8}
     assert cluster.run(40, tokens_per_s=300, **SLOW).modes == {FP16}
-
-
-def test_decisions_say_when_the_path_saturates_and_when_it_clears() -> None:
-    cluster = Cluster(make_loop("threshold")).run(3).run(5, **SLOW).run(10, path={})
-    notes = [note for note in cluster.notes if note.outcome is DecisionOutcome.STATED]
-    said = [(note.outcome, note.reason, note.epoch) for note in notes]
-    epoch = cluster.status.epoch
-    assert said == [(DecisionOutcome.STATED, "path_saturated", epoch), (DecisionOutcome.STATED, "path_clear", epoch)]
-    assert dict(notes[0].inputs)["path_saturated_replicas"] == 1.0
 
 
 def test_what_the_path_adds_is_taken_off_but_never_what_the_steps_explain() -> None:

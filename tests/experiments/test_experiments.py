@@ -72,7 +72,6 @@ def test_the_load_test_understands_what_it_is_asked(tmp_path):
         asked = parse_config(words[3:])
         assert asked.policies == (policy,)
         assert (asked.rate_rps, asked.seed, asked.duration_s) == (4, 1, 10)
-        assert not asked.needs_calibration
 
 
 def test_runs_with_a_prefix_cache_have_engines_of_their_own_and_no_prediction(tmp_path):

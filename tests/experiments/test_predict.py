@@ -29,15 +29,6 @@ def test_an_experiment_is_predicted_on_the_arrivals_that_the_load_test_would_sen
     assert fp16.tpot_ms.p50 == pytest.approx(18, abs=2)  # a step of one or two decodes, by the table
     said = capsys.readouterr().out
     assert "fp16 at 2 requests/s, seed 0: 100.0 % in the SLO, 100.0 % exact answers" in said
-    assert command.main([*words, "--front-ms", "0"]) == 0
-    bare = predict.Predictions.model_validate_json((tmp_path / "test" / predict.KEPT).read_text())
-    assert (bare.front_ms, found.front_ms) == (0, predict.FRONT_MS)
-    assert fp16.ttft_ms.p90 == pytest.approx(bare.runs[0].ttft_ms.p90 + predict.FRONT_MS)
-    assert fp16.tpot_ms == bare.runs[0].tpot_ms
-    assert command.main([*words, "--front-ms", "500"]) == 0
-    assert "fp16 at 2 requests/s, seed 0: 0.0 %" in capsys.readouterr().out, "no first token within 200 ms"
-    assert command.main([*words, "--front-ms", "nan"]) == 2
-    assert "--front-ms: expected milliseconds from 0 on, got nan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -151,15 +151,11 @@ def test_a_run_is_bounded_and_loses_no_request(service, tmp_path):
     assert records[0].output_tokens > 1  # the tokens that came before the cut count
 
 
-def test_the_closed_loop_grows_while_throughput_does_and_no_further(tmp_path):
-    """The stand-in runs 4 at a time: 16 users bring four times what 1 does; 32 bring nothing, and 64 are not tried."""
-    with fake_service(tmp_path, "--max-running", "4", "--step-ms-fp16", "50") as (url, *_):
-        # Twice as much: other work on this machine moves single stages, and a stage that lost half a second looks a third slower.
-        stages = {"stages": (1, 16, 32, 64), "min_growth": 1.0}
-        plan = make_plan(url, tmp_path, [0.0], tokens=5, kind="closed", duration_s=2.0, **stages)
-        events: list[Event] = []
-        records = run_plan(plan, lambda _, event: events.append(event))
-    assert [event.users for event in events if event.event == "stage"] == [1, 16, 32]
+def test_the_closed_loop_keeps_its_users_busy(service, tmp_path):
+    plan = make_plan(service, tmp_path, [0.0], tokens=5, kind="closed", duration_s=1.0, users=3)
+    records, events = send(plan)
+    assert len(records) > 3
+    assert max(event.in_flight for event in events) == 3
     assert {record.error for record in records} <= {None, "cut at the end of the run"}
 
 
@@ -301,12 +297,10 @@ def test_a_run_does_not_start_before_the_directive_is_in_force_and_queues_are_em
         (200, ["a", "b"], "c", "--model: expected one that http://127.0.0.1:1 serves, a, b, got c"),
         (200, [], "c", "--model: expected one that http://127.0.0.1:1 serves, none, got c"),
         (200, [], None, "GET /v1/models: expected"),
-        (404, ["a"], "c", ("c", None)),
-        (404, ["a"], None, "the server lists no models; give --model"),
         (500, ["a"], "a", "expected HTTP 200, got 500"),
     ],
 )
-def test_the_model_is_one_that_the_server_lists_where_it_has_a_list(status, listed, wanted, found):
+def test_the_model_is_one_that_the_server_lists(status, listed, wanted, found):
     cards = {"data": [{"id": name, "max_model_len": 512} for name in listed]}
     transport = httpx.MockTransport(lambda _: httpx.Response(status, json=cards))
     with ServiceClient("http://127.0.0.1:1", None, transport) as service:

@@ -40,10 +40,6 @@ def test_kinds_beyond_the_most_frequent_are_counted_together():
     assert sum(kinds.values()) == len(errors)
 
 
-def test_nothing_failed():
-    assert error_kinds([]) == {}
-
-
 def test_a_sentence_names_the_most_frequent_kinds_and_counts_the_rest():
     kinds = {"not sent": 1, "HTTP 500": 40, "HTTP 429": 7, OTHERS: 30, "no answer": 2}
     assert most_frequent(kinds) == "40 x HTTP 500, 7 x HTTP 429, 2 x no answer, 31 for other reasons"

@@ -61,11 +61,9 @@ def test_wrong_arguments_are_named(arguments, message, capsys):
 def test_defaults_and_flags_reach_the_config():
     config = parse_config(["--config", "a.yaml"])
     assert config.policies == ("fp16", "fp8", "adaptive")
-    assert config.needs_calibration
     flags = "--url http://localhost:8000/ --policies adaptive --rate 2 --slo-ttft-ms 5 --slo-tpot-ms 6 --token-ids 7-77"
     config = parse_config(flags.split())
     assert (config.url, config.policies, config.token_ids) == ("http://localhost:8000", ("adaptive",), (7, 77))
-    assert not config.needs_calibration
 
 
 def test_failures_are_one_line_and_status_1(tmp_path, capsys, monkeypatch):
@@ -112,7 +110,7 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     options = ["--max-running", "3", "--step-ms-fp16", "40", "--step-ms-fp8", "10"]
     monkeypatch.setattr(session, "serve_command", lambda config: [*FAKE, *options])
     config = tmp_path / "service.yaml"
-    flags = "--duration 2 --probe 2 --probe-concurrency 8 --cooldown 0 --drain 10 --load-fraction 1.5 --max-prompt-tokens 20"
+    flags = "--duration 2 --probe 2 --probe-users 8 --cooldown 0 --drain 10 --load-fraction 1.5 --max-prompt-tokens 20"
     assert main(["--config", str(config), "--out", str(tmp_path / "runs"), *flags.split()]) == 0
     text = capsys.readouterr().out
     assert "report: " in text
@@ -129,8 +127,8 @@ def test_a_whole_load_test_starts_the_service_and_writes_the_report(tmp_path, ca
     assert runs["adaptive"]["switches"] > 0
     # A quarter, on a machine that does nothing else.
     assert runs["fp8"]["tpot_ms"]["p50"] < runs["fp16"]["tpot_ms"]["p50"]
-    fp16, fp8 = summary["calibration"]["capacities"]
-    assert fp8["carried_rps"] > 1.5 * fp16["carried_rps"]
+    assert summary["load"]["mean_rate_rps"] == pytest.approx(1.5 * summary["carried_rps"], rel=0.2)
+    assert summary["slo"] == {"ttft_ms": 300.0, "tpot_ms": 40.0}, "the service's"
     for run in runs.values():
         assert run["valid"] == (run["invalid_because"] is None) == (run["late_starts"] <= 0.01 * run["requests"])
     samples = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
@@ -207,11 +205,8 @@ def test_a_server_without_a_controller_is_told_how_to_be_run(tmp_path, capsys, m
 
 def test_a_plain_server_is_calibrated_by_itself_and_one_that_refuses_is_not_taken_for_broken(tmp_path, monkeypatch):
     monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
-    flags = (
-        "--policies plain --probe 1 --probe-concurrency 16 --duration 1 --drain 10 --cooldown 0 --max-prompt-tokens 20"
-    )
-    summary = run_against(tmp_path, ["--plain", "--admission", "10"], flags)
-    (found,) = summary["calibration"]["capacities"]
-    assert found["mode"] == "plain"
-    assert found["carried_rps"] > 0
-    assert [stage["users"] for stage in found["stages"]] == [8, 16]
+    flags = "--policies plain --probe 1 --probe-users 16 --duration 1 --drain 10 --cooldown 0 --max-prompt-tokens 20"
+    with pytest.raises(AssertionError):
+        run_against(tmp_path, ["--plain"], flags)
+    flags += " --slo-ttft-ms 500 --slo-tpot-ms 100"
+    assert run_against(tmp_path, ["--plain", "--admission", "10"], flags)["carried_rps"] > 0

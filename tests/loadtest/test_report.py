@@ -4,7 +4,7 @@ import json
 from html.parser import HTMLParser
 from math import isnan
 
-from loadtest_builders import CALIBRATION, SLO, failed, make_record, make_run
+from loadtest_builders import SLO, failed, make_record, make_run
 from rich.console import Console
 
 from loadtest.report.plots import is_exact, shares_over_time
@@ -35,9 +35,8 @@ def make_summary(**overrides: object) -> Summary:
         "model": "m & n",
         "machine": "x",
         "load": load,
-        "calibration": CALIBRATION,
+        "carried_rps": 2.0,
         "slo": SLO,
-        "slo_source": "given",
         "service_slo": {"ttft_ms": 200.0},
         "runs": runs,
         "verdict": verdict(runs),
@@ -97,7 +96,7 @@ def test_the_report_is_self_contained_and_escaped(tmp_path):
 
 
 def test_a_report_without_calibration_or_runs_is_still_a_page():
-    text = render_html(make_summary(calibration=None, runs=(), verdict=(), service_slo={}), b"")
+    text = render_html(make_summary(carried_rps=None, runs=(), verdict=(), service_slo={}), b"")
     assert "Nothing to compare." in text
     assert "not known" in text
 

@@ -2,19 +2,18 @@
 
 import json
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
-from sim_builders import FP8, FP16, exit_status, make_arrivals, make_table
+from sim_builders import FP8, FP16, exit_status, make_arrivals
 
 from simulator import run
-from simulator.bench import make_bench, make_config
+from simulator.bench import Load, make_config, make_requests
+from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import StepTimeModel, read_table
 from simulator.errors import SimulationError
 from simulator.fit import fit, observations
-from workload import resample
 from workload.synthetic import synthetic_trace
 from workload.traces import TraceError
 
@@ -26,30 +25,16 @@ STEP_HEADER = ",".join(observations.STEP_COLUMNS)
 # -- load --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ratio", [0.3, 1.0, 2.5])
-def test_another_rate_keeps_lengths_and_the_shape_in_time(ratio: float):
-    load = resample.prepare(synthetic_trace(3, 1800.0), 0.0, 1800.0)
-    scaled = resample.resampled(load, ratio * load.rate_rps, seed=1)
-    assert scaled.rate_rps == pytest.approx(ratio * load.rate_rps, rel=0.05)
-    at_s = [arrival.at_s for arrival in scaled.arrivals]
-    assert at_s == sorted(at_s)
-    assert at_s[0] >= 0
-    assert at_s[-1] <= 1800.0
-    for pick in (lambda a: a.prompt_tokens, lambda a: a.output_tokens):
-        assert fmean(map(pick, scaled.arrivals)) == pytest.approx(fmean(map(pick, load.arrivals)), rel=0.05)
-    bins = np.arange(0.0, 1801.0, 20.0)
-    before, after = (np.histogram([a.at_s for a in one.arrivals], bins)[0] for one in (load, scaled))
-    assert np.corrcoef(before, after)[0, 1] > 0.75
-    assert scaled == resample.resampled(load, ratio * load.rate_rps, seed=1)
-
-
-def test_windows_start_at_zero_and_what_no_engine_computes_is_repaired():
-    arrivals = make_arrivals((0.0, 1, 1), (10.0, 0, 5), (11.0, 5, 0), (12.0, 4000, 97), (30.0, 1, 1))
-    load = resample.prepare(arrivals, 5.0, 20.0)
-    assert load.arrivals == make_arrivals((5.0, 1, 5), (6.0, 5, 1), (7.0, 4000, 97))
-    assert load.rate_rps == 3 / 20
+def test_a_trace_is_brought_to_a_rate_and_what_no_engine_computes_is_repaired():
+    trace = make_arrivals((0.0, 1, 1), (10.0, 0, 5), (11.0, 5, 0), (12.0, 4000, 97), (30.0, 1, 1))
+    load = Load(trace, 5.0, 20.0)
+    assert load.arrivals(None, 0) == make_arrivals((5.0, 0, 5), (6.0, 5, 0), (7.0, 4000, 97))
+    sizes = [(each.prompt_tokens, each.output_tokens) for each in make_requests(load.arrivals(None, 0), Scenario())]
+    assert sizes == [(1, 5), (5, 1), (4000, 97)]
+    assert len(load.arrivals(0.1, 0)) == 2
+    assert len(Load(trace).arrivals(0.1, 0)) == 3
     with pytest.raises(TraceError, match=r"from 100 s holds no request \(the trace ends at 30 s\)"):
-        resample.prepare(arrivals, 100.0, 20.0)
+        Load(trace, 100.0, 20.0).arrivals(None, 0)
 
 
 def test_poisson_arrivals_are_poisson_and_bursts_are_not():
@@ -62,15 +47,13 @@ def test_poisson_arrivals_are_poisson_and_bursts_are_not():
     assert dispersion(True) > 2.0
 
 
-def test_what_the_configuration_leaves_open_comes_from_the_bench():
-    bench = make_bench(make_table(), synthetic_trace(0, 60.0))
-    config = make_config({"policy": {"name": "threshold", "leave_after_s": 9}}, "threshold", bench)
-    assert config.slo == bench.tight
-    assert config.policy.model_dump()["leave_after_s"] == 9
-    assert bench.loose.ttft_ms == pytest.approx(2 * bench.tight.ttft_ms)
-    assert make_config({"slo": {"ttft_ms": 70}}, "static_fp16", bench).slo.ttft_ms == 70
+def test_another_policy_than_the_configurations_has_its_own_parameters():
+    section = {"policy": {"name": "threshold", "leave_after_s": 9}, "slo": {"ttft_ms": 70}}
+    config = make_config(section, "threshold")
+    assert (config.policy.model_dump()["leave_after_s"], config.slo.ttft_ms) == (9, 70)
+    assert make_config(section, "static_fp16").policy.name == "static_fp16"
     with pytest.raises(SimulationError, match=r"policy\.leave_aftr_s: unknown key"):
-        make_config({"policy": {"name": "threshold", "leave_aftr_s": 9}}, "threshold", bench)
+        make_config({"policy": {"name": "threshold", "leave_aftr_s": 9}}, "threshold")
 
 
 # -- table and fit -----------------------------------------------------------------------------------------------------
@@ -89,17 +72,17 @@ def measured(cost: StepTimeModel, steps: list[tuple[int, int, int]], noise: floa
 def test_a_fit_to_single_steps_finds_the_model_that_made_them(tmp_path: Path, noise: float):
     steps = [(p, d, kv) for p in (0, 16, 128, 512, 2048, 8192) for d in (1, 8, 64, 256) for kv in (d * 50, d * 2000)]
     files = [tmp_path / "a.csv", tmp_path / "b.csv"]  # of an engine each; the second was killed while it wrote a line
-    header = "# NVIDIA H100; torch 2\n# m nestedfp: ready after 1 s, KV cache 12345 tokens\n"
     for file, part, rest in zip(files, (steps[::2], steps[1::2]), ("", "m,nestedfp_fp16,1"), strict=True):
-        file.write_text(header + STEP_HEADER + "\n" + measured(FP16, part, noise) + rest)
-    assert fit.main(["--steps-csv", *map(str, files), "--model", "m", "--out", str(tmp_path / "t.json")]) == 0
+        file.write_text(STEP_HEADER + "\n" + measured(FP16, part, noise) + rest)
+    words = ["--model", "m", "--kv-tokens", "12345", "--gpu", "H100", "--out", str(tmp_path / "t.json")]
+    assert fit.main(["--steps-csv", *map(str, files), *words]) == 0
     table = read_table(tmp_path / "t.json")
     assert table.fp16.knee_tokens == pytest.approx(256, rel=0 if noise == 0 else 0.3)
     for prefill, decodes, kv in steps:
         size = (prefill + decodes, decodes, kv)
         assert table.fp16.step_s(*size) == pytest.approx(FP16.step_s(*size), rel=1e-3 if noise == 0 else 0.05)
     assert table.engine.kv_tokens == 12345
-    assert (table.gpu, table.versions) == ("NVIDIA H100", "torch 2")
+    assert table.gpu == "H100"
     assert table.fit_fp16.median_relative <= noise + 1e-4
 
 
@@ -178,21 +161,21 @@ def simulate(*arguments: object) -> int:
 
 
 KEYS = {
-    *("requests", "wall_s", "tight_slo", "loose_slo", "ttft_ms", "tpot_ms"),
-    *("fp16_token_share", "exact_answer_share", "switches_per_min", "replicas"),
+    *("requests", "wall_s", "slo", "slo_attainment", "ttft_ms", "tpot_ms"),
+    *("fp16_token_share", "exact_answer_share", "switches_per_min", "mean_replicas"),
 }
 
 
 def test_one_policy_gives_an_object_and_several_a_list(tmp_path: Path, trace: Path, table: Path):
     out = tmp_path / "out.json"
-    common = ("--trace", trace, "--table", table, "--replicas", 2, "--load", 0.7, "--json", out)
+    common = ("--trace", trace, "--table", table, "--replicas", 2, "--rate", 4, "--json", out)
     assert simulate(*common, "--policy", "threshold") == 0
     one: dict[str, Any] = json.loads(out.read_text())
     assert set(one) >= KEYS
     assert set(one["ttft_ms"]) == set(one["tpot_ms"]) == {"p50", "p90", "p99"}
-    assert (one["replicas"], one["policy"]) == (2, "threshold")
-    assert 0 <= one["tight_slo"] <= one["loose_slo"] <= 1
-    assert simulate(*common, "--policy", "static_fp16", "--policy", "static_fp8", "--jobs", 2) == 0
+    assert (one["mean_replicas"], one["policy"]) == (2, "threshold")
+    assert 0 <= one["slo_attainment"] <= 1
+    assert simulate(*common, "--policy", "static_fp16", "--policy", "static_fp8") == 0
     two = json.loads(out.read_text())
     assert [run["policy"] for run in two] == ["static_fp16", "static_fp8"]
     assert two[0]["requests"] == two[1]["requests"] == one["requests"]
@@ -200,9 +183,9 @@ def test_one_policy_gives_an_object_and_several_a_list(tmp_path: Path, trace: Pa
 
 @pytest.mark.parametrize("kind", ["poisson", "bursts"])
 def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
-    arguments = ("--generate", kind, "--duration", 40, "--table", table, "--policy", "threshold", "--load", 0.5)
+    arguments = ("--generate", kind, "--duration", 40, "--table", table, "--policy", "threshold", "--rate", 5)
     assert simulate(*arguments, "--json", tmp_path / "o.json") == 0
-    assert json.loads((tmp_path / "o.json").read_text())["load"] == 0.5
+    assert json.loads((tmp_path / "o.json").read_text())["rate_rps"] == pytest.approx(5, rel=0.5)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +195,8 @@ def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
         (("--trace", "{trace}"), "expected --policy NAME"),
         (("--trace", "{trace}", "--policy", "best"), "--policy: expected one of exact_first"),
         (("--trace", "missing.csv", "--policy", "static_fp16"), "missing.csv: cannot read the trace"),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--load", "-1"), "--load: expected a fraction"),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--load", "nan"), "--load: expected a fraction"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--rate", "-1"), "--rate: expected requests"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--rate", "nan"), "--rate: expected requests"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--replicas", "0"), "replicas: "),
         (("--trace", "{trace}", "--policy", "static_fp16", "--start", "9999"), "choose another --start"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--table", "{trace}"), "not an engine table"),
@@ -223,9 +206,9 @@ def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
             ("--trace", "{trace}", "--policy", "static_fp16", "--json", "simulator"),
             "expected a file to write, got a folder",
         ),
-        (("--generate", "poisson", "--policy", "static_fp16"), "--generate: expected --load"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--rate", "1e-9"), "less than one request"),
         (
-            ("--generate", "poisson", "--load", "0.5", "--policy", "threshold", "--start", "5"),
+            ("--generate", "poisson", "--policy", "threshold", "--start", "5"),
             "--start: of the window of a --trace",
         ),
     ],
@@ -235,12 +218,3 @@ def test_wrong_arguments_end_with_one_line_and_status_2(
 ):
     assert simulate(*(argument.format(trace=trace) for argument in arguments)) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_run_that_cannot_be_completed_ends_with_status_1_and_writes_nothing(
-    tmp_path: Path, trace: Path, table: Path, capsys: pytest.CaptureFixture[str]
-):
-    out = tmp_path / "o.json"
-    assert simulate("--trace", trace, "--table", table, "--policy", "static_fp16", "--load", 1e-9, "--json", out) == 1
-    assert "leaves none of" in capsys.readouterr().err
-    assert not out.exists()

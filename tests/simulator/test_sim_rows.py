@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from sim_builders import make_requests, make_table
 
+from experiments.other_ranks import Shape, derive
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from simulator.engine import cost_table
@@ -88,3 +89,30 @@ def test_a_line_that_has_piled_up_drains_about_as_fast_as_in_fp8():
     fp8_s = drained_s(DirectiveMode.FP8, StepRule(), 0.0)
     assert drained_s(DirectiveMode.AUTO, OVERLOADED, 0.0) < 1.1 * fp8_s
     assert drained_s(DirectiveMode.AUTO, OVERLOADED, 0.1) < 1.3 * fp8_s, "a tenth of the tokens in FP16"
+
+
+def in_the_slo(directive: DirectiveMode, per_s: float) -> tuple[float, float]:
+    """Shares of requests in the SLO (190 ms in the engine, 33.3 ms) and of exact ones, of the 70B shape on two GPUs."""
+    table = derive(cost_table.read_table(TABLE), Shape.of("mistral-24b"), Shape.of("llama-70b"), 2)
+    engine = Engine(table.model_copy(update={"engine": table.engine.model_copy(update={"mixed_steps": True})}))
+    engine.direct(directive, StepRule(rows_ttft_s=0.16, rows_tpot_s=0.03, tpot_grace_tokens=3))
+    rng, now_s, sizes = random.Random(3), 0.0, []
+    for _ in range(int(120 * per_s)):
+        now_s += rng.expovariate(per_s)
+        sizes.append((now_s, rng.randint(50, 750), rng.randint(20, 150)))
+    requests = make_requests(*sizes)
+    for request in requests:
+        engine.advance(request.arrived_s)
+        engine.add(request.arrived_s, request)
+    engine.advance(1e9)
+    kept = [r.ttft_ms <= 190 and (r.tpot_ms or 0) <= 33.3 for r in requests]
+    exact = [r.prompt_fp8 + r.completion_fp8 == 0 for r in requests]
+    return sum(kept) / len(kept), sum(exact) / len(exact)
+
+
+def test_where_an_exact_step_leaves_no_room_a_loaded_engine_keeps_as_many_in_the_slo_as_fp8():
+    fp8, _ = in_the_slo(DirectiveMode.FP8, 6.0)
+    rows, _ = in_the_slo(DirectiveMode.AUTO, 6.0)
+    assert rows > fp8 - 0.005
+    _, exact = in_the_slo(DirectiveMode.AUTO, 1.5)
+    assert exact > 0.15, "and a quiet one has exact answers"

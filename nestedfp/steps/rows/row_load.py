@@ -1,8 +1,9 @@
 """Whether an engine is so loaded that exact rows would make others late. Pure; standard library only.
 
-The rule of rows plans the line that is there. It does not see that more comes: near the most that fast steps compute, a few exact
-answers lengthen all steps, more requests run at once, and the next burst finds no slack. So beyond a share of that most, all
-answers are fast until the load is clearly below it.
+The rule of rows plans the line that is there. It does not see that more comes. Near the most that fast steps compute, a few exact
+answers lengthen all steps, more requests run at once, and the next burst finds no slack. Far beyond the most that exact steps
+compute, which is little where the weights alone take most of a step, no answer stays exact to its end and each lengthens all
+steps until it is fast. So beyond a share of either most, all answers are fast until the load is clearly below both.
 """
 
 from math import exp
@@ -11,9 +12,9 @@ from nestedfp.modes import Mode
 from nestedfp.steps.step_times import StepTimes
 
 LOAD_S = 3.0  # over which rows are counted: shorter than a burst, longer than a prompt
-# Of the rows that fast steps of the TPOT deadline compute: with more the engine is overloaded, until there are fewer than the
-# second share. The rest is for what comes at once. Chosen in the simulator, on four windows of one trace, 8B and 24B.
-OVERLOAD_SHARES = (0.65, 0.55)
+# Of the rows that steps of the TPOT deadline compute in a precision: with more the engine is overloaded, until there are fewer than
+# the second share. Chosen in the simulator: FP8's on four windows of one trace, 8B and 24B, FP16's on five, 70B on two GPUs.
+OVERLOAD_SHARES = {Mode.FP8: (0.65, 0.55), Mode.FP16: (2.0, 1.2)}
 
 
 class RowLoad:
@@ -36,9 +37,12 @@ class RowLoad:
         if self._at_s is not None:
             self._rows_per_s *= exp(min(0.0, self._at_s - now_s) / LOAD_S)
         self._at_s = now_s
-        most = int(self._rows_per_s * step_s / OVERLOAD_SHARES[self._is_over])
-        too_long = most > 0 and times.predicted_s(Mode.FP8, most, with_prompts=True) > step_s
-        self._is_over = times.are_measured and (most > budget_tokens or too_long)
+
+        def is_beyond(mode: Mode) -> bool:
+            rows = int(self._rows_per_s * step_s / OVERLOAD_SHARES[mode][self._is_over])
+            return rows > 0 and (rows > budget_tokens or times.predicted_s(mode, rows, with_prompts=True) > step_s)
+
+        self._is_over = times.are_measured and any(is_beyond(mode) for mode in OVERLOAD_SHARES)
         return self._is_over
 
     def computes(self, rows: int) -> None:
