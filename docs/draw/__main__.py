@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from docs.draw import architecture, bits, burst
+from docs.draw import architecture, bits, burst, scaling
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -11,7 +11,7 @@ def main(words: Sequence[str] | None = None) -> None:
     argparse.ArgumentParser(
         prog="python -m docs.draw", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args(words)
-    for picture in (bits, architecture, burst):
+    for picture in (bits, architecture, burst, scaling):
         print(f"drawn: {picture.draw()}", flush=True)
 
 
