@@ -19,7 +19,7 @@ from chaos.faults import FAULTS
 from deploy.config import ConfigError, load
 from loadtest.errors import InputError, ServiceError
 
-CONFIG = Path("deploy") / "configs" / "chaos.yaml"
+CONFIG = Path("deploy") / "configs" / "demo-two-replicas.yaml"
 
 
 def main(argv: list[str] | None = None) -> int:
