@@ -18,7 +18,7 @@ from deploy.control.controller_actor import ControllerActor
 from deploy.control.controller_lookup import CONTROLLER_ACTOR
 from deploy.haproxy import client_headers
 from deploy.haproxy.haproxy_config import CONTROL_PREFIX
-from deploy.haproxy.launcher import SETTINGS_ENV
+from deploy.haproxy.launcher import require_environment
 from deploy.replica.drain import LAST_WORDS_S
 from deploy.replica.llm_replica import NestedFPServer
 from deploy.startup.accelerator import resolve
@@ -39,11 +39,7 @@ def build(args: dict[str, str]) -> Any:
     Raises:
         RuntimeError: the cluster's processes were started without the environment that this service needs.
     """
-    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1" or SETTINGS_ENV not in os.environ:
-        raise RuntimeError(
-            "this service needs HAProxy in front of its replicas: start every Ray node in the environment that "
-            "'python -m deploy.environment --config FILE' prints"
-        )
+    require_environment()
     path = Path(args["config"])
     return application(load(path), path)
 
@@ -80,30 +76,13 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
     )
 
 
-def applications(
-    config: DeployConfig, path: Path, name: str = APP_NAME, route_prefix: str = "/"
-) -> list[serve.RunTarget]:
-    """Return both applications as ``serve.run_many`` takes them: the control routes answer when no replica does.
-
-    Args:
-        config: of the service.
-        path: where it came from.
-        name: of the application with the replicas; a cluster may have several.
-        route_prefix: where it is mounted, ``/`` or ``/SOMETHING``; the control routes are below it.
-    """
+def applications(config: DeployConfig, path: Path) -> list[serve.RunTarget]:
+    """Return both applications as ``serve.run_many`` takes them: the control routes answer when no replica does."""
+    control = control_application(APP_NAME, config.http.keys_file)
     return [
-        serve.RunTarget(
-            control_application(name, config.http.keys_file),
-            name=control_name(name),
-            route_prefix=route_prefix.rstrip("/") + CONTROL_PREFIX,
-        ),
-        serve.RunTarget(application(config, path), name=name, route_prefix=route_prefix),
+        serve.RunTarget(control, name=f"{APP_NAME}-control", route_prefix=CONTROL_PREFIX),
+        serve.RunTarget(application(config, path), name=APP_NAME, route_prefix="/"),
     ]
-
-
-def control_name(name: str) -> str:
-    """Return the name of the application with the control routes of another one."""
-    return f"{name}-control"
 
 
 def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[str, Any]:

@@ -33,13 +33,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.serve", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="deployment YAML (default: %(default)s)")
     parser.add_argument(
-        "--address", help="deploy on the Ray cluster at this address (auto, or HOST:PORT of its GCS) and return"
-    )
-    parser.add_argument("--application", help=f"with --address: its name there (default: {APP_NAME}); several may run")
-    parser.add_argument(
-        "--route-prefix", help="with --address: where it is mounted, /NAME beside another one (default: /)"
-    )
-    parser.add_argument(
         "--check", action="store_true", help="say whether the service can be started with the file, and start nothing"
     )
     parser.add_argument("--verbose", action="store_true", help="show the log of every process on this terminal")
@@ -52,22 +45,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = load(args.config)
         check_versions()
-        if args.check and args.address is not None:
-            raise ConfigError("--check looks at this machine alone: leave --address out")
-        if args.address is not None:
-            from deploy.startup import attach
-
-            name, prefix = args.application or APP_NAME, args.route_prefix or "/"
-            return attach.run(config, args.config.resolve(), args.address, name, prefix)
-        if args.application or args.route_prefix:
-            raise ConfigError(
-                "--application and --route-prefix need --address: here one service has the machine's port"
-            )
         preflight(config)
         if args.check:
             return check(config, args.config)
         check_port(config)
-    except (ValueError, ConnectionError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not args.in_own_session:

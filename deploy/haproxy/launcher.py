@@ -104,6 +104,19 @@ def environment(folder: Path, replicas: int, limits: Limits | None = None) -> di
     }
 
 
+def require_environment() -> None:
+    """Refuse to be a process of a node that was started without what ``environment`` says.
+
+    Raises:
+        RuntimeError: with what to do.
+    """
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1" or SETTINGS_ENV not in os.environ:
+        raise RuntimeError(
+            "this service needs HAProxy in front of its replicas: start every Ray node in the environment that "
+            "'python -m deploy.environment --config FILE' prints"
+        )
+
+
 def threads(replicas: int) -> int:
     """Return HAProxy's threads: one for four replicas.
 

@@ -29,6 +29,7 @@ from deploy.front.generate import Generate, Inexact, Queueing
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.routes import text
 from deploy.front.routes.pages import Shown
+from deploy.haproxy.launcher import require_environment
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from deploy.metrics.replica_page import ReplicaMetrics
@@ -82,6 +83,7 @@ class NestedFPServer:
         access_log: bool = True,
         access_log_folder: str | None = None,
     ) -> None:
+        require_environment()
         self._model = model
         self._agent: ReplicaAgent | None = None  # a plain engine has none
         self._front: Front | None = None  # until Serve has it built, after this
