@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -64,34 +64,22 @@ def run(args: argparse.Namespace, names: list[str], folder: Path) -> int:
             for fault in campaign.strike_all(service, names, folder, say):
                 found.append(fault)
                 write(folder, found)
-                say(f"  detected after {fault.detect_s} s, recovered after {fault.recover_s} s; {fault.notes}")
+                say(f"  {', '.join(f'{name} {value}' for name, value in asdict(fault).items() if name != 'fault')}")
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (ServiceError, campaign.CampaignError) as error:
         say(f"error: {error}")
         whole = False
-    write(folder, found)
-    print((folder / "chaos.md").read_text())
-    print(folder / "chaos.json")
+    print(write(folder, found))
     return 0 if whole and all(fault.is_good for fault in found) else 1
 
 
-def table(faults: Sequence[FaultResult]) -> str:
-    """Return a Markdown table of the faults."""
-    columns = [field.name.replace("_", " ") for field in fields(FaultResult)]
-    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    for fault in faults:
-        cells = ["-" if value is None else str(value).replace("|", "/") for value in asdict(fault).values()]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def write(folder: Path, faults: Sequence[FaultResult]) -> None:
-    """Write chaos.json and chaos.md."""
-    whole = {"faults": [asdict(fault) for fault in faults]}
-    (folder / "chaos.json").write_text(json.dumps(whole, indent=1) + "\n")
-    (folder / "chaos.md").write_text(table(faults))
+def write(folder: Path, faults: Sequence[FaultResult]) -> Path:
+    """Write chaos.json, a row for each fault; return its path."""
+    path = folder / "chaos.json"
+    path.write_text(json.dumps({"faults": [asdict(fault) for fault in faults]}, indent=1) + "\n")
+    return path
 
 
 if __name__ == "__main__":

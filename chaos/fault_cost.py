@@ -25,16 +25,10 @@ class Injection:
         began_s: when the fault began.
         released_s: when its cause ended by our hand, from which on the recovery counts: the same as ``began_s`` for what the
             service itself has to clear.
-        kind: of the process that was hit; "": none was.
-        victims: its process ids.
-        killed: the victims were ended, so that their end is no sign of the service's.
     """
 
     began_s: float
     released_s: float
-    kind: str = ""
-    victims: frozenset[int] = frozenset()
-    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +36,6 @@ class FaultResult:
     """A line of the report.
 
     Attributes:
-        detect_s: from the fault to the first sign that the service knows of it; None: there was none.
         recover_s: from the fault's end to the last trouble's; None: it did not recover within the limit.
         in_flight: requests under way when the fault began.
         failed: requests that ended with an error, or without an answer that can be taken for whole.
@@ -52,7 +45,6 @@ class FaultResult:
     """
 
     fault: str
-    detect_s: float | None
     recover_s: float | None
     in_flight: int
     failed: int
@@ -80,25 +72,6 @@ def outcome(record: RequestRecord) -> ClientOutcome:
 def ended_s(record: RequestRecord) -> float:
     """Return when a request ended."""
     return record.intended_s + (record.latency_ms or 0.0) / 1e3
-
-
-def detected_after_s(
-    injection: Injection, before: StatusLook, statuses: Sequence[StatusLook], processes: Sequence[ProcessLook]
-) -> float | None:
-    """Return the time from the fault to the service's first sign of it; None: no sign.
-
-    Signs are a status that names fewer of the replicas that were ready before, a status answered with an error, a new process of
-    the kind that was hit, and the end of one that was only stopped. A status that does not answer is no sign.
-    """
-    signs = [
-        look.at_s for look in statuses if look.code >= 400 or (look.code == 200 and not before.ready <= look.ready)
-    ]
-    if injection.kind:
-        alive = [(look.at_s, look.alive.get(injection.kind, frozenset())) for look in processes]
-        known = injection.victims.union(*(pids for at_s, pids in alive if at_s < injection.began_s))
-        ended = frozenset() if injection.killed else injection.victims
-        signs += [at_s for at_s, pids in alive if pids - known or ended - pids]
-    return min((at_s - injection.began_s for at_s in signs if at_s >= injection.began_s), default=None)
 
 
 def recovered_after_s(
@@ -136,15 +109,15 @@ def result(
 
     Args:
         replicas: that must be ready.
-        statuses, processes: looks in the order of time, of which the first came before the fault.
+        statuses, processes: looks in the order of time; the first at the processes came before the fault.
     """
     by_outcome: dict[ClientOutcome, list[RequestRecord]] = {
         kind: [record for record in records if outcome(record) == kind] for kind in get_args(ClientOutcome)
     }
     failed = by_outcome["failed"]
-    before = [look for look in statuses if look.at_s < injection.began_s][-1]
     kinds = error_kinds(record.error for record in failed if record.error is not None)
     later = sum(record.intended_s >= injection.began_s for record in failed)
+    recovered_s = recovered_after_s(injection.released_s, replicas, statuses, processes, failed)
     said = [f"{len(records)} requests"]
     if failed:
         said.append(f"{most_frequent(kinds)}; {later} begun after the fault")
@@ -152,15 +125,10 @@ def result(
         said.append(f"{len(by_outcome['refused'])} refused with 429")
     return FaultResult(
         fault,
-        _rounded(detected_after_s(injection, before, statuses, processes)),
-        _rounded(recovered_after_s(injection.released_s, replicas, statuses, processes, failed)),
+        None if recovered_s is None else round(recovered_s, 2),
         in_flight=sum(record.intended_s < injection.began_s <= ended_s(record) for record in records),
         failed=len(failed),
         hung=len(by_outcome["hung"]),
         lost=len(by_outcome["lost"]),
         notes="; ".join(said),
     )
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 2)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from chaos.fault_cost import Injection
@@ -13,19 +13,15 @@ from chaos.watch import SEVERAL, Family, running
 NOTICE_LIMIT_S = 60.0  # a stopped process that nobody has ended by then is continued
 
 
-class NoVictim(RuntimeError):
-    """The service has no process of this kind."""
-
-
 def victims_of(family: Family, kind: str) -> list[int]:
     """Return the processes that a fault of this kind hits: one, where each replica has its own, else all.
 
     Raises:
-        NoVictim: there is none.
+        RuntimeError: there is none.
     """
     found = sorted(family.look().alive[kind])
     if not found:
-        raise NoVictim(f"the service has no process of the kind {kind!r}")
+        raise RuntimeError(f"the service has no process of the kind {kind!r}")
     return found[:1] if kind in SEVERAL else found
 
 
@@ -35,31 +31,24 @@ def kill(kind: str, family: Family) -> Injection:
     began_s = time.monotonic()
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
-    return Injection(began_s, began_s, kind, frozenset(victims), killed=True)
-
-
-@contextlib.contextmanager
-def stopped(pids: list[int]) -> Iterator[None]:
-    """Have processes stand still for the length of the block."""
-    try:
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        yield
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+    return Injection(began_s, began_s)
 
 
 def stop(kind: str, family: Family, for_s: float = NOTICE_LIMIT_S) -> Injection:
     """Have processes stand still for so long, or until the service has ended them."""
     victims = victims_of(family, kind)
     began_s = time.monotonic()
-    with stopped(victims):
+    try:
+        for pid in victims:
+            os.kill(pid, signal.SIGSTOP)
         while any(map(running, victims)) and time.monotonic() - began_s < for_s:
             time.sleep(0.05)
-    ended_by_service = not any(map(running, victims))
-    return Injection(began_s, began_s if ended_by_service else time.monotonic(), kind, frozenset(victims))
+        ended_by_service = not any(map(running, victims))
+    finally:
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    return Injection(began_s, began_s if ended_by_service else time.monotonic())
 
 
 # From what costs a service least to what costs it most. The GCS is not killed: without a Redis beside it a cluster of one
@@ -77,8 +66,6 @@ FAULTS: Mapping[str, Callable[[Family], Injection]] = {
     "GCS stopped for 10 s": partial(stop, "gcs", for_s=10.0),
     "engine killed": partial(kill, "engine"),
     "engine stopped": partial(stop, "engine"),
-    "worker killed": partial(kill, "worker"),
-    "worker stopped": partial(stop, "worker"),
     "replica killed": partial(kill, "replica"),
     "replica stopped": partial(stop, "replica"),
 }

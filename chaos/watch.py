@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import re
 import threading
 import time
 import urllib.error
@@ -14,9 +13,8 @@ from types import TracebackType
 
 from benchmarks.http import http_procs
 from benchmarks.http.http_procs import Process
-from deploy.environment import FOLDER_PREFIX
 
-SEVERAL = ("engine", "worker", "replica")  # kinds of which each replica has its own
+SEVERAL = ("engine", "replica")  # kinds of which each replica has its own
 STATUS_ASKERS = 4
 STATUS_PERIOD_S = 0.8  # of each of them
 PROCESS_PERIOD_S = 0.1
@@ -30,7 +28,6 @@ def _is(role: str) -> Callable[[Process], bool]:
 # The kinds of processes that faults hit.
 KINDS: Mapping[str, Callable[[Process], bool]] = {
     "engine": lambda process: process.command.startswith("VLLM::EngineCore"),
-    "worker": lambda process: process.command.startswith("VLLM::Worker"),
     "replica": _is("replica"),
     "controller": _is("controller"),
     "control_routes": _is("control_routes"),
@@ -80,22 +77,13 @@ def running(pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A service's processes: what descends from the outermost, and what was started aside.
-
-    Attributes:
-        root: the outermost process.
-        folder: of the service's own, which stands in the command line of what was started aside.
-    """
+    """A service's processes: what descends from the outermost one, ``root``."""
 
     root: int
-    folder: str
 
     def processes(self) -> list[Process]:
         """Return those that run."""
-        found = http_procs.all_processes()
-        roots = [self.root, *(each.pid for each in found.values() if self.folder in each.command)]
-        family = {each.pid: each for root in roots for each in http_procs.descendants(found, root)}
-        return [each for each in family.values() if running(each.pid)]
+        return [each for each in http_procs.tree(self.root) if running(each.pid)]
 
     def look(self) -> ProcessLook:
         """Look at those that faults may hit."""
@@ -108,13 +96,6 @@ class Family:
         found = self.processes()
         managers = {each.pid for each in found if KINDS["proxy_manager"](each)}
         return any(KINDS["haproxy"](each) and each.parent in managers for each in found)
-
-
-def family_of(root: int) -> Family | None:
-    """Return the family of a service whose outermost process this is; None: there is no Ray node of a service in it."""
-    commands = " ".join(process.command for process in http_procs.tree(root))
-    found = re.search(rf"(/\S*/{FOLDER_PREFIX}[^/\s]+)/ray\b", commands)
-    return None if found is None else Family(root, f"{found[1]}/")
 
 
 def look_at_status(url: str) -> StatusLook:

@@ -1,7 +1,7 @@
 """The report's form, and the faults that can be asked for."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -12,27 +12,11 @@ from chaos.fault_cost import FaultResult
 from chaos.watch import KINDS
 from deploy.config import ConfigError
 
-GOOD = FaultResult("engine killed", 0.51, 40.2, 7, 3, 0, 0, "120 requests; 3 closed")
+GOOD = FaultResult("engine killed", 40.2, 7, 3, 0, 0, "120 requests; 3 closed")
 
 
-def test_the_report_has_a_row_for_each_fault_and_shows_what_was_not_seen_as_a_dash(tmp_path):
-    unseen = FaultResult("HAProxy killed", None, 0.0, 1, 0, 0, 0, "a | b")
-    write(tmp_path, [GOOD, unseen])
-    read = json.loads((tmp_path / "chaos.json").read_text())
-    assert set(read) == {"faults"}
-    assert read["faults"][0] == {
-        "fault": "engine killed",
-        "detect_s": 0.51,
-        "recover_s": 40.2,
-        "in_flight": 7,
-        "failed": 3,
-        "hung": 0,
-        "lost": 0,
-        "notes": "120 requests; 3 closed",
-    }
-    lines = (tmp_path / "chaos.md").read_text().splitlines()
-    assert lines[2] == "| engine killed | 0.51 | 40.2 | 7 | 3 | 0 | 0 | 120 requests; 3 closed |"
-    assert lines[3] == "| HAProxy killed | - | 0.0 | 1 | 0 | 0 | 0 | a / b |"
+def test_the_report_has_a_row_for_each_fault(tmp_path):
+    assert json.loads(write(tmp_path, [GOOD]).read_text()) == {"faults": [asdict(GOOD)]}
 
 
 @pytest.mark.parametrize("changes", [{"recover_s": None}, {"hung": 1}, {"lost": 1}])
@@ -45,7 +29,6 @@ def test_what_hangs_is_lost_or_stays_broken_is_not_good(changes):
     ("command", "kind"),
     [
         ("VLLM::EngineCore", "engine"),
-        ("VLLM::Worker", "worker"),
         ("ray::ServeReplica:nestedfp:NestedFPServer:fairytales-8m", "replica"),
         ("ray::ControllerActor.report", "controller"),
         ("ray::ServeReplica:nestedfp-control:Control", "control_routes"),
