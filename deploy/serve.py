@@ -6,7 +6,6 @@ Prints one line ``ready http://HOST:PORT after N s`` once the first requests hav
 import argparse
 import contextlib
 import ctypes
-import fcntl
 import os
 import secrets
 import shutil
@@ -180,37 +179,25 @@ def check_port(config: DeployConfig) -> None:
 
 @contextlib.contextmanager
 def admin_key(given: str, folder: Path, runs: Path = REPOSITORY / "runs") -> Iterator[tuple[Path, str]]:
-    """Have the admin key in a file that this user alone can read; yields the file, and where an operator finds the key.
+    """Have the admin key in a file of ``folder`` that this user alone can read; yields it, and where an operator finds the key.
 
-    A key that was given goes into ``folder``. One that is made here is left in ``runs / "admin.key"``. A second service beside
-    this one finds the file held and leaves its own in ``admin-PID.key``; no service's key is ever overwritten while it runs.
+    ``runs / "admin.key"`` leads to one that is made here, unless it leads to that of another service that runs.
     """
+    path, link = folder / "admin.key", runs / "admin.key"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(given or secrets.token_urlsafe(24))
     if given:
-        path = folder / "admin.key"
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(given)
         yield path, f"the environment ({ADMIN_KEY_ENV})"
-        return
-    runs.mkdir(parents=True, exist_ok=True)
-    for name in ("admin.key", f"admin-{os.getpid()}.key"):
-        path = runs / name
-        # Opened without truncation: what stands there belongs to another service until the lock is ours.
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            os.fchmod(
-                file.fileno(), 0o600
-            )  # one that was there keeps its mode, and what it is replaced by is not for everybody
-            file.truncate(0)
-            file.write(secrets.token_urlsafe(24))
-            file.flush()
-            try:
-                yield path, os.path.relpath(path, REPOSITORY)
-            finally:
-                path.unlink(missing_ok=True)
-            return
+    elif link.is_symlink() and link.exists():
+        yield path, str(path)
+    else:
+        runs.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(path)
+        try:
+            yield path, os.path.relpath(link, REPOSITORY)
+        finally:
+            link.unlink(missing_ok=True)
 
 
 class Stopped(Exception):

@@ -59,7 +59,6 @@ class RequestContext:
     # in the engine
     counts: Collected = field(default_factory=Collected)
     submitted_s: float | None = None
-    accepted: bool = False  # the engine has computed a token of it
     constrained: bool = False  # by a grammar, which may turn out to have no way on
     refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
     failed: Exception | None = None  # what the engine raised; vLLM's streams make an event of it that says less
@@ -141,10 +140,6 @@ class RequestContext:
         if self.submitted_s is None:
             self.submitted_s = self.meter.clock()
             self.meter.handed_over(self.submitted_s - self.arrived_s, self.submitted_s)
-
-    def first_token(self) -> None:
-        """The engine has computed a token."""
-        self.accepted = True
 
     # -- its answer ----------------------------------------------------------------------------------------------------
 

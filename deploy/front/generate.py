@@ -154,7 +154,7 @@ class Generate:
             raise self._full(no_room, context) from None
         beams = getattr(request, "use_beam_search", False)
         with ExitStack() as entered:
-            entered.callback(lambda: place.leave(context.answer_tokens, answered=context.accepted))
+            entered.callback(lambda: place.leave(context.answer_tokens))
             context.place = None if beams else place  # beams are requests of one token each: the estimate stands
             context.refusal = lambda no_room: self._full(no_room, context)
             context.plain = route.is_plain(request)
@@ -254,7 +254,8 @@ class Generate:
             return Refused(503, f"{message}; this request was in it")
         if isinstance(error, GivenUp):
             return Refused(503, f"{error}; this request was in it and is given up")
-        return faults.of_engine(error, context.given, context.accepted, context.constrained, self._admission.longest)
+        begun = context.answer_tokens > 0
+        return faults.of_engine(error, context.given, begun, context.constrained, self._admission.longest)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -272,8 +273,6 @@ class Generate:
                 part = output.outputs[0]
                 new_tokens = len(part.token_ids)
                 context.completion_tokens += new_tokens
-                if new_tokens and not context.begun:
-                    context.first_token()
                 if output.prompt_token_ids is not None:
                     prompt_tokens = len(output.prompt_token_ids)
                 if output.finished:

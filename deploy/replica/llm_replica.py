@@ -34,7 +34,7 @@ from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from deploy.metrics.replica_page import ReplicaMetrics
 from deploy.replica import drain
-from deploy.replica.health_routes import HealthRoutes, StartChecks
+from deploy.replica.health_routes import show_health
 from deploy.replica.probe import probe_modes
 from deploy.replica.vllm_engine import ReplicaEngine
 from deploy.replica.warmup import warm_up
@@ -93,7 +93,10 @@ class NestedFPServer:
         name = serve.get_replica_context().replica_id.unique_id
         self._meter = PathMeter(log=open_log(folder, name).add if access_log else None)
         self._step_seconds: dict[str, float] = {}
-        self._start = StartChecks({}, [])
+        self._checked: dict[str, Any] = {
+            "probe_s": {},
+            "self_checks": [],
+        }  # at the start; a plain engine has no precisions
         self._inexact: Inexact | None = None
         frontend.install()  # an engine without nested weights does not do it
         streams.install()
@@ -127,10 +130,10 @@ class NestedFPServer:
             return
         context = serve.get_replica_context()
         stats = await self.engine.call("nestedfp_stats")
-        self._start = StartChecks(
-            await probe_modes(self.engine, stats["fp16_only"]),
-            await self.engine.call("nestedfp_self_checks"),
-        )
+        self._checked = {
+            "probe_s": await probe_modes(self.engine, stats["fp16_only"]),
+            "self_checks": await self.engine.call("nestedfp_self_checks"),
+        }
         await self.engine.call("nestedfp_warmed_up")
         self._agent = ReplicaAgent(
             replica_id=context.replica_id.unique_id,
@@ -196,20 +199,19 @@ class NestedFPServer:
             streams.taps_of(self.engine.client, self._meter.delivered),
             self._inexact,
         )
-        health = HealthRoutes(
-            serve.get_replica_context().replica_id.unique_id,
-            self.check_health,
-            lambda: None if self._agent is None else self._agent.stats_age_s,
-            self._start,
-        )
         pages = {
             "/metrics": self._show_metrics,
-            "/health": health.health,
-            "/ready": health.ready,
+            "/health": lambda: self._show_health("healthy", {}),
+            "/ready": lambda: self._show_health("ready", self._checked),
             "/room": self._show_room,
         }
         self._front = Front(app, generate, pages)
         return self._front
+
+    async def _show_health(self, good: str, more: Mapping[str, Any]) -> Shown:
+        name = serve.get_replica_context().replica_id.unique_id
+        age_s = None if self._agent is None else self._agent.stats_age_s
+        return await show_health(name, good, self.check_health, {"stats_age_s": age_s, **more})
 
     async def _show_room(self) -> Shown:
         agent = self._agent

@@ -66,8 +66,7 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path, tmp_path)
         ({"engine__extra": {"api_key": "x"}}, "'api_key' would guard nothing"),
         ({"engine__extra": {"ssl_keyfile": "x"}}, "'ssl_keyfile' would have no effect"),
         ({"engine__fp8_layers": "attention"}, "fp8_layers: expected one of"),
-        ({"engine__extra": {"kv_offloading_size": 1}}, "'kv_offloading_size' brings KV entries of unknown precision"),
-        ({"engine__extra": {"ec_transfer_config": {}}}, "'ec_transfer_config' brings encoder entries"),
+        ({"engine__extra": {"kv_offloading_size": 1}}, "'kv_offloading_size' brings entries of unknown precision"),
         ({"engine__extra": {"enable_sleep_mode": True}}, "'enable_sleep_mode' is not supported"),
         (
             {"engine__extra": {"distributed_executor_backend": "ray"}},

@@ -38,7 +38,7 @@ def test_what_vllm_wraps_before_the_engine_has_taken_the_request_is_told_by_its_
 
 def test_what_fails_in_the_engine_is_500_without_details():
     async def do(request):
-        CONTEXT.get().accepted = True
+        CONTEXT.get().completion_tokens = 1
         raise EngineGenerateError from RuntimeError("in /secret/place.py")
 
     answer = ask(front(do))

@@ -13,7 +13,7 @@ from deploy.front.context import PathMeter
 from deploy.front.generate import Generate
 from deploy.front.handover import GenerateCall
 from deploy.front.replies import error_events
-from deploy.front.routes.text import TextRoute, is_plain
+from deploy.front.routes.text import Route, is_plain
 from deploy.front.streams import Frame
 from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
@@ -33,7 +33,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector  # noqa: E402
 
 PROMPT = [5, 6, 7]
 FINGERPRINT = "vllm-test"
-ROUTE = TextRoute(CompletionRequest, None)
+ROUTE = Route(CompletionRequest, None, "create")
 
 # Each output: text, token ids, finish reason, stop reason.
 ENDINGS = {
