@@ -16,7 +16,6 @@ from deploy.config import APP_NAME, DeployConfig, load
 from deploy.control.control_app import control_application, python_path
 from deploy.control.controller_actor import ControllerActor
 from deploy.control.controller_lookup import CONTROLLER_ACTOR
-from deploy.haproxy import client_headers
 from deploy.haproxy.haproxy_config import CONTROL_PREFIX
 from deploy.haproxy.launcher import require_environment
 from deploy.replica.drain import LAST_WORDS_S
@@ -108,7 +107,7 @@ def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[s
         "max_constructor_retry_count": 2,
         "ray_actor_options": {
             **({"num_cpus": 1 + ranks} if kind == "cpu" else {"num_cpus": 1, "num_gpus": ranks}),
-            "runtime_env": {"env_vars": env | client_headers.ENVIRONMENT},
+            "runtime_env": {"env_vars": env},
         },
         "logging_config": {"enable_access_log": False},
     }

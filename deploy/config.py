@@ -32,8 +32,8 @@ RESERVED = {
     r"distributed_executor_backend|nnodes|node_rank|master_\w+": "has no choice here: the ranks of a replica are processes of its "
     "own on one machine",
     "trust_remote_code": "would run code from the checkpoint's folder; this service does not",
-    r"kv_transfer_config|kv_offloading_size|ec_transfer_config": "brings entries of unknown precision from elsewhere, so that no pin "
-    "could be kept",
+    r"kv_transfer_config|kv_offloading_size|ec_transfer_config": "brings entries of unknown precision from elsewhere, so that no "
+    "pin could be kept",
     r"host|port|uds|root_path": "is not vLLM's to say here: set http.host and http.port",
     "api_key": "would guard nothing: vLLM's own server does not run here; set http.keys_file",
     r"(tool|reasoning)_parser_plugin|middleware|tool_server|allow_credentials|allowed_(origins|methods|headers)|enable_ssl_refresh"

@@ -101,7 +101,6 @@ def test_a_page_gets_everything_first_and_then_what_is_new():
         assert [each["decision_id"] for each in whole["decisions"]] == [1, 2]
         assert (whole["status"]["mode"], whole["wall_s"], whole["error"]) == ("fp16", 6.0, None)
         assert [each["wall_s"] for each in whole["samples"]] == [5.0, 6.0]
-        assert whole["judged"] == {"r1": [5.0, 10, 10]}
         assert (stream.since(whole["at_s"])["samples"], stream.since(whole["at_s"])["decisions"]) == ([], [])
         controller.decide()
         clock.now_s = 7.0
