@@ -216,11 +216,6 @@ def write(targets: Targets, limits: Limits) -> str:
         ),
         f"http-request del-header '^(?!({'|'.join(KNOWN)})$)' -m reg",
         answer(400, "a header holds characters beyond ASCII", r" if { req.hdrs -m reg '[^\t\r\n -~]' }"),
-        answer(
-            415,
-            "expected a body without Content-Encoding: send it uncompressed",
-            " if { req.fhdr(content-encoding) -m reg -i '^(?!identity$)' }",
-        ),
         "http-request set-header x-request-id %[var(txn.request_id)]",
         answer(405, "no such method", f" unless {{ method {METHODS} }}"),
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.

@@ -141,7 +141,7 @@ def test_a_client_that_leaves_before_an_answer_in_one_piece_counts_as_left_thoug
     asked = asyncio.Event()
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(leave())
-    assert [(line.outcome, line.status) for line in lines] == [("left", None)]
+    assert [(line["outcome"], line["status"]) for line in lines] == [("left", None)]
 
 
 async def left_after(app, there):

@@ -128,16 +128,6 @@ def test_the_root_leads_to_the_control_room_where_there_is_one(served, folder):
         assert ask(port, "/")[2] == b"app"
 
 
-@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("x", 415), ("gzip, identity", 415), ("Identity", 200)])
-def test_a_compressed_body_gets_415(served, coding, status):
-    came, _, body = ask(served.port, "/v1", "POST", b"{}", {"content-encoding": coding})
-    assert came == status
-    assert (
-        status == 200 or error_of(body)["message"] == "expected a body without Content-Encoding: send it uncompressed"
-    )
-    assert len(served.app.seen) == (status == 200)
-
-
 def test_requests_go_to_the_replica_with_the_least_outstanding(folder, replicas):
     held = 3  # at each: HAProxy counts an answer as outstanding for a moment after its client has it, and that is no tie then
     gates = [threading.Event(), threading.Event()]
