@@ -1,7 +1,7 @@
 """The access log: a JSON object a line for each request that asked a replica to generate, written when the request has left.
 
-The event loop hands over the fields and nothing else. A thread makes the line and writes it, so that a slow or hanging disk delays no
-token; what it has no room for is dropped and counted. A line holds what the service knows of a request, never the prompt, the
+The event loop hands over the fields. A thread makes the line and writes it, so that a slow or hanging disk delays no token; what it
+has no room for is dropped and counted. A line holds what the service knows of a request, never the prompt, the
 answer or a key. What a client may choose (id, model) is cut.
 """
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi import HTTPException
 from hand_clock import HandClock
 
-from deploy.control_room import feed, page
+from deploy.control_room import page
 from deploy.control_room.feed import Feed
 from deploy.control_room.samples import StatusHistory
 from nestedfp import admin_key
@@ -53,13 +53,6 @@ def test_after_a_gap_nothing_is_counted_that_nobody_watched():
     line.gap()
     sample = line.add(60.0, {"replicas": [replica(tokens_fp16=9000)]})
     assert (sample.span_s, sample.tokens_fp16) == (None, 0)
-
-
-def test_the_timeline_forgets_the_oldest():
-    line = StatusHistory(3)
-    for second in range(5):
-        line.add(float(second), {"replicas": []})
-    assert [(each.wall_s, each.arrivals_per_s) for each in line.since(1.0)] == [(2.0, None), (3.0, None), (4.0, None)]
 
 
 # -- the stream ----------------------------------------------------------------------------------------------------------
@@ -140,19 +133,6 @@ def test_a_silent_controller_is_said_and_one_that_starts_anew_is_followed():
         new = stream.since(seen["at_s"])
         assert [each["decision_id"] for each in new["decisions"]] == [1, 2, 3]
         assert [each["span_s"] for each in new["samples"]] == [None]
-
-    following(scenario)
-
-
-def test_the_controller_is_asked_although_nobody_looks(monkeypatch):
-    monkeypatch.setattr(feed, "PERIOD_S", 0.01)
-
-    async def scenario(controller, stream, clock):
-        stream.start()
-        async with asyncio.timeout(20):
-            while controller.asked < 3:
-                await asyncio.sleep(0.01)
-        await stream.stop()
 
     following(scenario)
 

@@ -138,19 +138,6 @@ def _made(path):
     return path
 
 
-def test_what_cannot_be_removed_keeps_nothing_else_from_going(memory):
-    made = (
-        leftovers.SHARED_MEMORY / f"{memory}-folder"
-    )  # a folder is not unlinked, whoever asks: as root every file would be
-    made.mkdir()
-    try:
-        leftovers.remove([made.name, memory])
-        assert made.exists()
-        assert not exists(memory)
-    finally:
-        made.rmdir()
-
-
 def test_processes_that_do_not_end_are_ended(monkeypatch):
     monkeypatch.setattr(leftovers, "END_S", 0.5)
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -68,40 +68,6 @@ def test_of_what_a_field_may_be_the_client_hears_of_that_which_it_meant(model, b
     assert "Param" not in told
 
 
-@pytest.mark.parametrize(
-    ("body", "message", "param"),
-    [
-        ({"prompt": ""}, "Either prompt or prompt_embeds must be provided and non-empty.", "prompt"),
-        ({}, "Either prompt or prompt_embeds must be provided and non-empty.", "prompt"),
-        ({"prompt": ["a"] * 3000}, "prompt list length 3000 exceeds the maximum allowed count of 1024.", "prompt"),
-        (
-            {"prompt": "x", "stream_options": {"include_usage": True}},
-            "Stream options can only be defined when `stream=True`.",
-            "stream_options",
-        ),
-        (
-            {"prompt": "x", "structured_outputs": {}},
-            "You must use one kind of structured outputs constraint but none are specified",
-            None,
-        ),
-    ],
-)
-def test_what_vllms_own_checks_say_stands_without_a_heading_and_without_what_only_the_server_can_change(
-    body, message, param
-):
-    assert said(CompletionRequest, body) == (message, param)
-
-
-def test_a_choice_without_tools_names_its_field():
-    body = {"messages": [{"role": "user", "content": "x"}], "tool_choice": "auto"}
-    assert said(ChatCompletionRequest, body) == ("When using `tool_choice`, `tools` must be set.", "tool_choice")
-
-
-def test_what_vllms_checks_stumble_over_is_of_a_wrong_type():
-    told, _ = said(CompletionRequest, {"prompt": "x", "structured_outputs": 7})
-    assert told.startswith("the request cannot be processed: ")
-
-
 def test_of_more_faults_than_are_looked_at_only_their_number_is_said():
     told, param = said(ChatCompletionRequest, {"messages": [{"role": 1}] * 3000})
     assert "got one with 45000 faults" in told

@@ -1,6 +1,5 @@
 """HAProxy's configuration: Ray Serve's own template read, ours written, and what the launcher makes of them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from processes import ROOT
 from deploy import environment
 from deploy.config import load
 from deploy.haproxy import launcher
-from deploy.haproxy.haproxy_config import MOST_TRIES, Limits, write
+from deploy.haproxy.haproxy_config import Limits, write
 from deploy.haproxy.targets import TEMPLATE_CHANGED, Targets, read
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
@@ -92,10 +91,6 @@ def test_the_launcher_says_in_one_line_why_haproxy_cannot_be_started(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_request_is_offered_to_as_many_replicas_as_there_may_be():
-    assert [_tries(replicas) for replicas in (1, 2, 3, 100)] == [2, 4, 6, MOST_TRIES]
-
-
 def test_a_folder_whose_sockets_haproxy_could_not_bind_is_refused_at_once(tmp_path, capsys):
     long = tmp_path / "a-folder-with-a-long-name"
     command = ["--config", str(ROOT / "deploy/configs/demo.yaml"), "--folder", str(long)]
@@ -118,9 +113,3 @@ def test_ray_serve_takes_up_what_its_nodes_environment_says_of_ends_and_checks()
         [sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[True, 2.0, 8.0, 3]"
-
-
-def _tries(replicas):
-    with tempfile.TemporaryDirectory() as folder:
-        variables = launcher.environment(Path(folder), replicas)
-    return json.loads(variables[launcher.SETTINGS_ENV])["limits"]["tries"]

@@ -8,7 +8,7 @@ import time
 import pytest
 from haproxy_calls import APP, CONTROL, answers, ask, in_front, refuses, says, up
 from haproxy_life import haproxies, lives
-from haproxy_run import error_of, ok, render
+from haproxy_run import ok, render
 from live_service import wait_until
 
 from deploy import environment
@@ -90,19 +90,6 @@ def test_a_replica_that_drains_is_asked_while_there_is_no_other_and_an_unhealthy
             assert ask(port)[2] == b"draining"
         only.health = (503, {}, b"UNHEALTHY")
         assert wait_until(lambda: refuses(port), 10, 0.02)
-
-
-def test_of_an_application_that_has_been_deleted_nothing_stays_but_the_sentence(folder, replicas):
-    old = replicas(ok("old"))
-    with in_front(folder, app=[old]) as (node, port):
-        up(port)
-        first = haproxies(folder)[0]
-        render(folder, port, {})
-        node.reload(first.pid)
-        assert wait_until(lambda: not lives(first), 10, 0.02)
-        old.stop()
-        assert wait_until(lambda: refuses(port), 10, 0.02)
-        assert "no replica" in error_of(ask(port)[2])["message"]
 
 
 def test_the_next_request_on_a_connection_that_was_open_at_a_reload_comes_to_the_replicas_of_today(folder, replicas):
