@@ -57,21 +57,13 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
     """Return the Serve application of a configuration, and of the file it came from, which a reload reads again."""
     # The replica's own HTTP server answers: nothing but HAProxy stands between it and the client.
     replica = serve.deployment(serve.ingress()(NestedFPServer), **deployment_options(config, path))
+    # In sections: without the number of replicas, of which another one is to end none.
     return replica.bind(
         model=config.model.id,
-        engine=engine_kwargs(config, resolve(config.engine.accelerator)),
+        arguments=engine_kwargs(config, resolve(config.engine.accelerator)),
+        engine=config.engine.model_dump(mode="json"),
+        http=config.http.model_dump(mode="json"),
         controller=config.controller.model_dump(mode="json"),
-        precision=config.engine.quantization == "nestedfp",
-        admission={
-            "limit": config.engine.admission_limit,
-            "tokens": config.engine.admission_tokens,
-        },
-        queue_deadline_s=config.engine.queue_deadline_s,
-        max_body_bytes=config.http.max_body_bytes,
-        keys_file=config.http.keys_file,
-        access_log=config.http.access_log,
-        access_log_folder=config.http.access_log_folder,
-        grammar_cpu_s=config.engine.grammar_cpu_s,
     )
 
 
