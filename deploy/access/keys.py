@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from controller.watched_file import WatchedFile
 from deploy.access.priority import Priority
 from deploy.config import ConfigError
-from deploy.front.replies import Headers, Refused
+from deploy.front.replies import Refused
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
 from nestedfp.admin_key import bearer
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
@@ -167,11 +167,8 @@ class Unauthorized(Refused):
     """No key, or a wrong one."""
 
     def __init__(self) -> None:
-        super().__init__(401, "missing or wrong key: send the header 'Authorization: Bearer <key>'")
-
-    def headers(self) -> Headers:
-        """How to send one."""
-        return ((b"www-authenticate", b"Bearer"),)
+        message = "missing or wrong key: send the header 'Authorization: Bearer <key>'"
+        super().__init__(401, message, more=((b"www-authenticate", b"Bearer"),))
 
 
 class Bucket:

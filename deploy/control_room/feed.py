@@ -59,7 +59,7 @@ class Feed:
         return {
             "at_s": self._at_s,
             "wall_s": self._wall(),
-            "samples": [each._asdict() for each in self._timeline.since(wall_s)],
+            "samples": self._timeline.since(wall_s),
             "decisions": [each for came_s, each in self._decisions if came_s > wall_s],
             "status": self._status,
             "error": self._error,

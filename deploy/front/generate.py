@@ -13,7 +13,7 @@ from starlette.requests import Request
 from deploy.access.admission import Admission, NoRoom, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.peers import Elsewhere, PeerView
-from deploy.access.priority import NotAllowed, Priority, Ranked, ranked
+from deploy.access.priority import Priority, Ranked, ranked
 from deploy.front.checks import faults
 from deploy.front.checks.requests import (
     MOST_IDS,
@@ -27,7 +27,7 @@ from deploy.front.checks.requests import (
 )
 from deploy.front.context import CONTEXT, PathMeter, RequestContext
 from deploy.front.handover import GenerateCall
-from deploy.front.replies import OVERLOADED, Refused, error_events, reply, request_id_of
+from deploy.front.replies import OVERLOADED, Refused, error_events, refuse, reply, request_id_of
 from deploy.front.routes.text import Route, tokens_of
 from deploy.front.streams import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
@@ -114,7 +114,7 @@ class Generate:
             await self._admitted(route, scope, receive, send, context)
         except Refused as refusal:
             context.outcome, context.status = refusal.outcome, refusal.status
-            await reply(send, refusal.status, refusal.body(context.id), refusal.headers())
+            await refuse(send, refusal, context.id)
         except asyncio.CancelledError:
             context.outcome = RequestOutcome.LEFT
             raise
@@ -372,10 +372,7 @@ class Generate:
 
 def _rank(request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:
     own, anything = (None, True) if holder is None else (holder.priority, False)
-    try:
-        return ranked(stated_priority(request, headers), own, anything=anything, pinned=pinned)
-    except NotAllowed as error:
-        raise Refused(403, str(error), param="priority") from None
+    return ranked(stated_priority(request, headers), own, anything=anything, pinned=pinned)
 
 
 async def _begin(send: Any, context: RequestContext) -> None:

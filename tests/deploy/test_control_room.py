@@ -33,18 +33,23 @@ def test_a_sample_adds_up_the_replicas_and_takes_the_slowest():
         replica("r2", slo_evaluated=14, within_slo=13, arrivals_per_s=None),
     ]
     sample = line.add(101.0, {"replicas": later})
-    assert (sample.span_s, sample.arrivals_per_s, sample.waiting, sample.running) == (1.0, 2.0, 2, 4)
-    assert (sample.tokens_fp16, sample.tokens_fp8, sample.slo_evaluated, sample.within_slo) == (50, 30, 4, 3)
-    assert (sample.answers_exact, sample.answers_fast, sample.answers_mixed) == (2, 0, 1)
-    assert (sample.ttft_p90_ms, sample.tpot_p90_ms) == (50.0, None)
-    assert [(each.waiting, each.ttft_p90_ms) for each in line.since(0.0)] == [(5, 80.0), (2, 50.0)]
+    assert (sample["span_s"], sample["arrivals_per_s"], sample["waiting"], sample["running"]) == (1.0, 2.0, 2, 4)
+    assert (sample["tokens_fp16"], sample["tokens_fp8"], sample["slo_evaluated"], sample["within_slo"]) == (
+        50,
+        30,
+        4,
+        3,
+    )
+    assert (sample["answers_exact"], sample["answers_fast"], sample["answers_mixed"]) == (2, 0, 1)
+    assert (sample["ttft_p90_ms"], sample["tpot_p90_ms"]) == (50.0, None)
+    assert [(each["waiting"], each["ttft_p90_ms"]) for each in line.since(0.0)] == [(5, 80.0), (2, 50.0)]
 
 
 def test_an_engine_that_starts_anew_and_a_replica_that_joins_count_from_there():
     line = StatusHistory(10)
     line.add(1.0, {"replicas": [replica(tokens_fp16=1000)]})
-    assert line.add(2.0, {"replicas": [replica(tokens_fp16=5), replica("r2", tokens_fp16=700)]}).tokens_fp16 == 0
-    assert line.add(3.0, {"replicas": [replica(tokens_fp16=9), replica("r2", tokens_fp16=701)]}).tokens_fp16 == 5
+    assert line.add(2.0, {"replicas": [replica(tokens_fp16=5), replica("r2", tokens_fp16=700)]})["tokens_fp16"] == 0
+    assert line.add(3.0, {"replicas": [replica(tokens_fp16=9), replica("r2", tokens_fp16=701)]})["tokens_fp16"] == 5
 
 
 def test_after_a_gap_nothing_is_counted_that_nobody_watched():
@@ -52,7 +57,7 @@ def test_after_a_gap_nothing_is_counted_that_nobody_watched():
     line.add(1.0, {"replicas": [replica()]})
     line.gap()
     sample = line.add(60.0, {"replicas": [replica(tokens_fp16=9000)]})
-    assert (sample.span_s, sample.tokens_fp16) == (None, 0)
+    assert (sample["span_s"], sample["tokens_fp16"]) == (None, 0)
 
 
 # -- the stream ----------------------------------------------------------------------------------------------------------
