@@ -47,8 +47,11 @@ def main(argv: list[str] | None = None) -> int:
         gcs = GcsClient(address=services.canonicalize_bootstrap_address_or_die("auto"))
         node = own(living(gcs), own_addresses())
         drain(gcs, node, within_s - LEFT_S)
-    except (CannotLeave, RayError, ConnectionError, ValueError) as error:
-        print(f"error: {error}; RAY_ADDRESS names the cluster", file=sys.stderr)
+    except (RayError, ConnectionError, ValueError) as error:
+        print(f"error: no cluster of Ray's answers ({error}); set RAY_ADDRESS", file=sys.stderr)
+        return 2
+    except CannotLeave as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"node {node.id[:8]} at {node.address} leaves within {within_s:g} s", flush=True)
     return wait(lambda: remaining(gcs, node), until_s)

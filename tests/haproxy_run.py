@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from deploy import environment
 from deploy.haproxy import launcher
 from deploy.haproxy.haproxy_config import Limits
@@ -189,6 +191,23 @@ def running(
         yield node, port
     finally:
         node.kill()
+
+
+def haproxies(folder: Path) -> list[psutil.Process]:
+    """The HAProxies whose files lie in this folder."""
+    return [
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == "haproxy" and any(str(folder) in part for part in process.info["cmdline"] or ())
+    ]
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process runs or stands still."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it has ended between the two
+        return False
 
 
 def error_of(body: bytes) -> dict[str, Any]:

@@ -30,19 +30,9 @@ def said(model, body):
     ("model", "body", "message", "param"),
     [
         (CompletionRequest, {"stop": ["a"] * 5}, "List should have at most 4 items, not 5", "stop"),
-        (CompletionRequest, {"stop": 5}, "Input should be a valid", "stop"),
         (CompletionRequest, {"stop": ["a", 1]}, "Input should be a valid string", "stop.1"),
-        (CompletionRequest, {"prompt": 5}, "Input should be a valid", "prompt"),
-        (CompletionRequest, {"prompt": ["a", 1]}, "Input should be a valid", "prompt.1"),
         (CompletionRequest, {"prompt": [1, "a"]}, "Input should be a valid integer", "prompt.1"),
         (CompletionRequest, {"prompt": [3, -1]}, "Input should be greater than or equal to 0", "prompt.1"),
-        (CompletionRequest, {"max_tokens": "many"}, "Input should be a valid integer", "max_tokens"),
-        (
-            CompletionRequest,
-            {"structured_outputs": {"json": 5}},
-            "Input should be a valid",
-            "structured_outputs.json",
-        ),
         (
             CompletionRequest,
             {"response_format": "no", "structured_outputs": {"disable_additional_properties": None}},
@@ -52,7 +42,6 @@ def said(model, body):
         (CompletionRequest, {"stop": 5, "prompt": [1, "a"]}, "Input should be a valid integer", "prompt.1"),
         (CompletionRequest, {"response_format": {"type": "no"}}, "'text', 'json_object' or", "response_format.type"),
         (ChatCompletionRequest, {"content": None}, "a valid", "messages.0.content"),
-        (ChatCompletionRequest, {"role": None}, "should be", "messages.0.role"),
     ],
 )
 def test_of_what_a_field_may_be_the_client_hears_of_that_which_it_meant(model, body, message, param):

@@ -75,22 +75,6 @@ def test_another_template_gives_one_clear_error(tmp_path, line, told):
     assert told in str(caught.value)
 
 
-def test_the_launcher_says_in_one_line_why_haproxy_cannot_be_started(tmp_path):
-    variables = launcher.environment(tmp_path, 1)
-    (tmp_path / "haproxy.cfg").write_text("global\n")
-    done = subprocess.run(
-        [variables["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(tmp_path / "haproxy.cfg")],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: HAProxy cannot be started: ")
-    assert TEMPLATE_CHANGED in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_a_folder_whose_sockets_haproxy_could_not_bind_is_refused_at_once(tmp_path, capsys):
     long = tmp_path / "a-folder-with-a-long-name"
     command = ["--config", str(ROOT / "deploy/configs/demo.yaml"), "--folder", str(long)]

@@ -6,8 +6,7 @@ import socket
 
 import pytest
 from haproxy_calls import ask, count, in_front, up
-from haproxy_life import haproxies
-from haproxy_run import error_of, ok, running
+from haproxy_run import error_of, haproxies, ok, running
 from live_service import wait_until
 
 from deploy.haproxy.haproxy_config import ABSENT_RETRY_AFTER_S, RETRY_AFTER_S, Limits

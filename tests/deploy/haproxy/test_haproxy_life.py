@@ -3,8 +3,7 @@
 import psutil
 import pytest
 from haproxy_calls import APP, answers, in_front, says, up
-from haproxy_life import haproxies, lives
-from haproxy_run import ok, render
+from haproxy_run import haproxies, lives, ok, render
 from live_service import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own

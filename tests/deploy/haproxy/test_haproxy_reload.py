@@ -7,8 +7,7 @@ import time
 
 import pytest
 from haproxy_calls import APP, CONTROL, answers, ask, in_front, refuses, says, up
-from haproxy_life import haproxies, lives
-from haproxy_run import ok, render
+from haproxy_run import haproxies, lives, ok, render
 from live_service import wait_until
 
 from deploy import environment
