@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 import kubernetes_validate
-import prometheus_run
+import monitoring
 import pytest
 import yaml
 from processes import ROOT
@@ -179,9 +179,9 @@ def test_the_images_are_those_of_the_dockerfile_and_pinned(overlay):
     assert f"--target {wanted.removeprefix('nestedfp-')} " in text
 
 
-def test_the_rules_that_are_deployed_are_those_that_a_prometheus_has_tested():
+def test_the_rules_that_are_deployed_are_those_that_the_metrics_tests_read():
     rules = one(render(OVERLAYS[0]), "PrometheusRule")
-    assert {"groups": rules["spec"]["groups"]} == prometheus_run.rule_groups()
+    assert {"groups": rules["spec"]["groups"]} == monitoring.rule_groups()
 
 
 # -- the image ---------------------------------------------------------------------------------------------------------
