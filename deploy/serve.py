@@ -126,8 +126,8 @@ def preflight(config: DeployConfig) -> None:
     """Check in milliseconds what would otherwise fail after a minute of start-up.
 
     Raises:
-        ConfigError: HAProxy is missing, a CPU engine has no size for its KV cache, or there are too few
-            GPUs.
+        ConfigError: a CPU engine has no size for its KV cache, or there are too few GPUs.
+        HAProxyMissing: there is none.
         CheckpointError: a shard is missing or damaged.
     """
     from deploy.access import keys
@@ -152,10 +152,7 @@ def preflight(config: DeployConfig) -> None:
         )
     if kind == "cpu" and config.engine.kv_cache_bytes is None:
         raise ConfigError("engine.kv_cache_bytes is required on a CPU: the memory of one replica's KV cache, in bytes")
-    try:
-        launcher.binary()
-    except launcher.HAProxyMissing as error:
-        raise ConfigError(str(error)) from None
+    launcher.binary()
 
 
 def check_port(config: DeployConfig) -> None:

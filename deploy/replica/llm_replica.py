@@ -21,7 +21,7 @@ from deploy.access.peers import PeerView
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.room_page import room_page
 from deploy.config import EngineSection, HttpSection
-from deploy.control.controller_link import DirectiveCall, ServeControllerLink
+from deploy.control.controller_link import ServeControllerLink
 from deploy.front import streams
 from deploy.front.app import Front
 from deploy.front.checks import grammars
@@ -122,11 +122,12 @@ class NestedFPServer:
             "self_checks": await self.engine.call("nestedfp_self_checks"),
         }
         await self.engine.call("nestedfp_warmed_up")
+        link = ServeControllerLink(name)
         self._agent = ReplicaAgent(
             replica_id=name,
             engine=self.engine.call,
-            controller=ServeControllerLink(),
-            call=DirectiveCall(name),
+            controller=link,
+            call=link.next_directive,
             config=ControllerConfig.model_validate(controller),
             admission=self._admission,
             meter=self._meter,

