@@ -148,10 +148,7 @@ LOADTEST_ARGS ?= --duration 60 --load-fraction 0.68 --length-scale 0.1 --max-pro
 loadtest: setup ## a burst against fp16, fp8 and adaptive, five minutes (ARGS="--duration 240 --trace FILE") -> runs/
 	$(RUN) -m loadtest --config deploy/configs/loadtest.yaml $(LOADTEST_ARGS) $(ARGS)
 
-chaos: setup ## kill and stop the parts of a service under load -> runs/chaos-TIME/: forty minutes
-	$(RUN) -m chaos $(ARGS)
-
 clean: ## remove the build output (the virtual environment stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help setup serve test test-fast test-newest test-fresh test-faults test-gpu check docs-check format bench-gpu bench-engine bench-http loadtest chaos clean
+.PHONY: help setup serve test test-fast test-newest test-fresh test-faults test-gpu check docs-check format bench-gpu bench-engine bench-http loadtest clean

@@ -16,9 +16,8 @@ from deploy.config import APP_NAME, DeployConfig, load
 from deploy.control.control_app import control_application, python_path
 from deploy.control.controller_actor import ControllerActor
 from deploy.control.controller_lookup import CONTROLLER_ACTOR
-from deploy.haproxy import client_headers
 from deploy.haproxy.haproxy_config import CONTROL_PREFIX
-from deploy.haproxy.launcher import SETTINGS_ENV
+from deploy.haproxy.launcher import require_environment
 from deploy.replica.drain import LAST_WORDS_S
 from deploy.replica.llm_replica import NestedFPServer
 from deploy.startup.accelerator import resolve
@@ -39,11 +38,7 @@ def build(args: dict[str, str]) -> Any:
     Raises:
         RuntimeError: the cluster's processes were started without the environment that this service needs.
     """
-    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1" or SETTINGS_ENV not in os.environ:
-        raise RuntimeError(
-            "this service needs HAProxy in front of its replicas: start every Ray node in the environment that "
-            "'python -m deploy.environment --config FILE' prints"
-        )
+    require_environment()
     path = Path(args["config"])
     return application(load(path), path)
 
@@ -62,48 +57,23 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
     """Return the Serve application of a configuration, and of the file it came from, which a reload reads again."""
     # The replica's own HTTP server answers: nothing but HAProxy stands between it and the client.
     replica = serve.deployment(serve.ingress()(NestedFPServer), **deployment_options(config, path))
+    # In sections: without the number of replicas, of which another one is to end none.
     return replica.bind(
         model=config.model.id,
-        engine=engine_kwargs(config, resolve(config.engine.accelerator)),
+        arguments=engine_kwargs(config, resolve(config.engine.accelerator)),
+        engine=config.engine.model_dump(mode="json"),
+        http=config.http.model_dump(mode="json"),
         controller=config.controller.model_dump(mode="json"),
-        precision=config.engine.quantization == "nestedfp",
-        admission={
-            "limit": config.engine.admission_limit,
-            "tokens": config.engine.admission_tokens,
-        },
-        queue_deadline_s=config.engine.queue_deadline_s,
-        max_body_bytes=config.http.max_body_bytes,
-        keys_file=config.http.keys_file,
-        access_log=config.http.access_log,
-        access_log_folder=config.http.access_log_folder,
-        grammar_cpu_s=config.engine.grammar_cpu_s,
     )
 
 
-def applications(
-    config: DeployConfig, path: Path, name: str = APP_NAME, route_prefix: str = "/"
-) -> list[serve.RunTarget]:
-    """Return both applications as ``serve.run_many`` takes them: the control routes answer when no replica does.
-
-    Args:
-        config: of the service.
-        path: where it came from.
-        name: of the application with the replicas; a cluster may have several.
-        route_prefix: where it is mounted, ``/`` or ``/SOMETHING``; the control routes are below it.
-    """
+def applications(config: DeployConfig, path: Path) -> list[serve.RunTarget]:
+    """Return both applications as ``serve.run_many`` takes them: the control routes answer when no replica does."""
+    control = control_application(APP_NAME, config.http.keys_file)
     return [
-        serve.RunTarget(
-            control_application(name, config.http.keys_file),
-            name=control_name(name),
-            route_prefix=route_prefix.rstrip("/") + CONTROL_PREFIX,
-        ),
-        serve.RunTarget(application(config, path), name=name, route_prefix=route_prefix),
+        serve.RunTarget(control, name=f"{APP_NAME}-control", route_prefix=CONTROL_PREFIX),
+        serve.RunTarget(application(config, path), name=APP_NAME, route_prefix="/"),
     ]
-
-
-def control_name(name: str) -> str:
-    """Return the name of the application with the control routes of another one."""
-    return f"{name}-control"
 
 
 def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[str, Any]:
@@ -129,7 +99,7 @@ def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[s
         "max_constructor_retry_count": 2,
         "ray_actor_options": {
             **({"num_cpus": 1 + ranks} if kind == "cpu" else {"num_cpus": 1, "num_gpus": ranks}),
-            "runtime_env": {"env_vars": env | client_headers.ENVIRONMENT},
+            "runtime_env": {"env_vars": env},
         },
         "logging_config": {"enable_access_log": False},
     }

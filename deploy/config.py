@@ -4,6 +4,7 @@ Must not import ray, vllm or torch: it is read before anything heavy starts.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,71 +20,26 @@ ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"  # of the start-up command; no other proces
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-OWN_KEY = "has a key of its own in this file: set that one"
-# Engine arguments that engine.extra may not carry, and why.
+# Engine arguments that engine.extra may not carry, as patterns of their names, and why.
 RESERVED = {
-    **dict.fromkeys(
-        (
-            "load_format",
-            "max_model_len",
-            "tensor_parallel_size",
-            "quantization",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "enforce_eager",
-            "enable_prefix_caching",
-            "gpu_memory_utilization",
-            "kv_cache_memory_bytes",
-        ),
-        OWN_KEY,
-    ),
+    r"load_format|max_model_len|tensor_parallel_size|quantization|max_num_seqs|max_num_batched_tokens|enforce_eager"
+    r"|enable_prefix_caching|gpu_memory_utilization|kv_cache_memory_bytes": "has a key of its own in this file: set that one",
     "model": "comes from model.path",
     "served_model_name": "comes from model.id",
     "dtype": "is always float16: the weights are stored as FP16",
     "additional_config": "is filled in by this service from the keys of engine and from controller.slo",
     "scheduler_cls": "is filled in by nestedfp, which decides the precision of each step there",
-    **dict.fromkeys(
-        ("distributed_executor_backend", "nnodes", "node_rank", "master_addr", "master_port"),
-        "has no choice here: the ranks of a replica are processes of its own on one machine",
-    ),
+    r"distributed_executor_backend|nnodes|node_rank|master_\w+": "has no choice here: the ranks of a replica are processes of its "
+    "own on one machine",
     "trust_remote_code": "would run code from the checkpoint's folder; this service does not",
-    **dict.fromkeys(
-        ("kv_transfer_config", "kv_offloading_size"),  # the second makes one of the first
-        "brings KV entries of unknown precision from elsewhere, so that no pin could be kept",
-    ),
-    "ec_transfer_config": "brings encoder entries of unknown precision from elsewhere, so that no pin could be kept",
-    **dict.fromkeys(
-        ("tool_parser_plugin", "reasoning_parser_plugin"),
-        "would have no effect: only vLLM's own server, which does not run here, imports it",
-    ),
-    **dict.fromkeys(("host", "port", "uds", "root_path"), "is not vLLM's to say here: set http.host and http.port"),
-    **dict.fromkeys(
-        ("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
-        "would have no effect: let the ingress say which web pages may ask",
-    ),
-    **dict.fromkeys(
-        ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
-        "would have no effect: this service speaks HTTP; put a server that ends TLS before it",
-    ),
+    r"kv_transfer_config|kv_offloading_size|ec_transfer_config": "brings entries of unknown precision from elsewhere, so that no "
+    "pin could be kept",
+    r"host|port|uds|root_path": "is not vLLM's to say here: set http.host and http.port",
     "api_key": "would guard nothing: vLLM's own server does not run here; set http.keys_file",
-    "middleware": "would have no effect: vLLM's own server does not run here",
-    "tool_server": "belongs to routes that this service does not have",
+    r"(tool|reasoning)_parser_plugin|middleware|tool_server|allow_credentials|allowed_(origins|methods|headers)|enable_ssl_refresh"
+    r"|ssl_\w+": "would have no effect: vLLM's own server does not run here; TLS and web pages are the ingress's",
     "enable_sleep_mode": "is not supported together with nested weights",
-    **dict.fromkeys(
-        (
-            "data_parallel_size",
-            "data_parallel_size_local",
-            "data_parallel_rank",
-            "data_parallel_start_rank",
-            "data_parallel_address",
-            "data_parallel_rpc_port",
-            "data_parallel_backend",
-            "data_parallel_hybrid_lb",
-            "data_parallel_external_lb",
-            "data_parallel_multi_port_external_lb",
-        ),
-        "belongs to several engines behind one replica, which this service does not count: set replicas",
-    ),
+    r"data_parallel_\w+": "belongs to several engines behind one replica, which this service does not count: set replicas",
 }
 
 
@@ -179,8 +135,9 @@ class EngineSection(FrozenModel):
     @classmethod
     def _breaks_no_promise(cls, extra: dict[str, Any]) -> dict[str, Any]:
         for name in extra:
-            if name in RESERVED:
-                raise ValueError(f"{name!r} {RESERVED[name]}")
+            for pattern, why in RESERVED.items():
+                if re.fullmatch(pattern, name):
+                    raise ValueError(f"{name!r} {why}")
         adapters = extra.get("lora_modules")
         for adapter in adapters if isinstance(adapters, list) else ():
             if isinstance(adapter, dict) and isinstance(path := adapter.get("path"), str):

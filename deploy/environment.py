@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         values = of(load(args.config), args.folder or private_folder())
-    except (ValueError, launcher.HAProxyMissing) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for name, value in values.items():

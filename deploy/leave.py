@@ -13,9 +13,8 @@ import argparse
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 WITHIN_S = 300.0  # as in k8s/: a replacement has been loaded elsewhere by then, and the longest streams have ended
 LEFT_S = 15.0  # of it, that Ray is not told of: for what comes after the last stream
@@ -27,8 +26,7 @@ class CannotLeave(Exception):
     """There is no node here that could leave."""
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """A living Ray node: its id in hexadecimal digits, its address, whether it is the cluster's head."""
 
     id: str
@@ -38,17 +36,25 @@ class Node:
 
 def main(argv: list[str] | None = None) -> int:
     """Leave; return the exit status."""
-    args = arguments(argv)
-    began_s = time.monotonic()
+    from ray._private import services
+    from ray._raylet import GcsClient
+    from ray.exceptions import RayError
+
+    within_s = arguments(argv).within
+    until_s = time.monotonic() + within_s
     try:
-        cluster = RayCluster(args.address)
-        node = own(cluster.nodes(), own_addresses())
-        cluster.drain(node, args.within - LEFT_S)
-    except (CannotLeave, ConnectionError, ValueError) as error:
+        # From outside the cluster: a driver would end with the node.
+        gcs = GcsClient(address=services.canonicalize_bootstrap_address_or_die("auto"))
+        node = own(living(gcs), own_addresses())
+        drain(gcs, node, within_s - LEFT_S)
+    except (RayError, ConnectionError, ValueError) as error:
+        print(f"error: no cluster of Ray's answers ({error}); set RAY_ADDRESS", file=sys.stderr)
+        return 2
+    except CannotLeave as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"node {node.id[:8]} at {node.address} leaves within {args.within:g} s", flush=True)
-    return wait(cluster, node, began_s + args.within)
+    print(f"node {node.id[:8]} at {node.address} leaves within {within_s:g} s", flush=True)
+    return wait(lambda: remaining(gcs, node), until_s)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -57,90 +63,29 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--within", type=float, default=WITHIN_S, help="seconds that it may take (default: %(default)g)"
     )
-    parser.add_argument(
-        "--address", default="auto", help="HOST:PORT of the cluster's GCS (default: RAY_ADDRESS, or Ray's)"
-    )
     args = parser.parse_args(argv)
     if not args.within > LEFT_S:
         parser.error(f"--within: expected more than {LEFT_S:g} seconds, got {args.within:g}")
     return args
 
 
-class RayCluster:
-    """A Ray cluster, asked from outside it: this process is no driver, which would end with the node.
+def living(gcs: Any) -> list[Node]:
+    """Return the living nodes of a cluster, of its ``GcsClient``."""
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
-    Args:
-        address: ``HOST:PORT`` of its GCS; ``auto``: as Ray finds it.
-
-    Raises:
-        ConnectionError: there is none.
-    """
-
-    def __init__(self, address: str) -> None:
-        from ray._private import services
-        from ray._raylet import GcsClient
-
-        self._address = services.canonicalize_bootstrap_address_or_die(address)
-        host, _, port = self._address.rpartition(":")
-        try:  # Ray itself would try for a minute
-            socket.create_connection((host.strip("[]"), int(port)), RAY_TIMEOUT_S).close()
-        except OSError as error:
-            raise ConnectionError(
-                f"no Ray cluster at {self._address} ({error}); set RAY_ADDRESS or --address"
-            ) from None
-        self._gcs = GcsClient(address=self._address)
-
-    def nodes(self) -> list[Node]:
-        """Return the living nodes."""
-        from ray.core.generated.gcs_pb2 import GcsNodeInfo
-
-        found = self._gcs.get_all_node_info(timeout=RAY_TIMEOUT_S)
-        return [
-            Node(node_id.hex(), info.node_manager_address, info.is_head_node)
-            for node_id, info in found.items()
-            if info.state == GcsNodeInfo.GcsNodeState.ALIVE
-        ]
-
-    def drain(self, node: Node, within_s: float) -> None:
-        """Ask Ray to drain a node; Serve stops replicas that nothing has replaced in time for them to end their streams.
-
-        Raises:
-            CannotLeave: Ray refuses.
-        """
-        from ray.core.generated.autoscaler_pb2 import DrainNodeReason
-
-        accepted, why = self._gcs.drain_node(
-            node.id,
-            DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION,  # the one that a node may not refuse
-            "python -m deploy.leave",
-            int((time.time() + within_s) * 1000),
-            timeout=RAY_TIMEOUT_S,
-        )
-        if not accepted:
-            raise CannotLeave(f"Ray does not drain node {node.id[:8]}: {why}")
-
-    def remaining(self, node: Node) -> list[str]:
-        """Return the names of the replicas and of the HAProxy on a node; none when the node itself has ended."""
-        from ray.util.state import list_actors
-
-        if node not in self.nodes():
-            return []
-        found = list_actors(
-            address=self._address,
-            filters=[("node_id", "=", node.id), ("state", "!=", "DEAD")],
-            limit=10_000,
-            timeout=int(RAY_TIMEOUT_S),
-        )
-        return serving(actor["name"] for actor in found)
+    return [
+        Node(node_id.hex(), info.node_manager_address, info.is_head_node)
+        for node_id, info in gcs.get_all_node_info(timeout=RAY_TIMEOUT_S).items()
+        if info.state == GcsNodeInfo.GcsNodeState.ALIVE
+    ]
 
 
-def own(nodes: Iterable[Node], addresses: Collection[str]) -> Node:
+def own(nodes: Collection[Node], addresses: Collection[str]) -> Node:
     """Return the node of this machine.
 
     Raises:
         CannotLeave: there is none or more than one, or it is the head, without which there is no cluster.
     """
-    nodes = list(nodes)
     here = [node for node in nodes if node.address in addresses]
     if len(here) != 1:
         known = ", ".join(sorted(node.address for node in nodes)) or "none"
@@ -164,6 +109,36 @@ def own_addresses() -> set[str]:
     return {one.address.partition("%")[0] for each in every for one in each if one.family in families}
 
 
+def drain(gcs: Any, node: Node, within_s: float) -> None:
+    """Ask Ray to drain a node; Serve stops replicas that nothing has replaced in time for them to end their streams.
+
+    Raises:
+        CannotLeave: Ray refuses.
+    """
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    accepted, why = gcs.drain_node(
+        node.id,
+        DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION,  # the one that a node may not refuse
+        "python -m deploy.leave",
+        int((time.time() + within_s) * 1000),
+        timeout=RAY_TIMEOUT_S,
+    )
+    if not accepted:
+        raise CannotLeave(f"Ray does not drain node {node.id[:8]}: {why}")
+
+
+def remaining(gcs: Any, node: Node) -> list[str]:
+    """Return the names of the replicas and of the HAProxy on a node; none when the node itself has ended."""
+    from ray.util.state import list_actors
+
+    if node not in living(gcs):
+        return []
+    filters: Any = [("node_id", "=", node.id), ("state", "!=", "DEAD")]
+    found = list_actors(address=gcs.address, filters=filters, limit=10_000, timeout=int(RAY_TIMEOUT_S))
+    return serving(actor["name"] for actor in found)
+
+
 def serving(names: Iterable[str]) -> list[str]:
     """Return those of the actors' names that are of replicas and of Serve's proxies, through which requests go."""
     from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
@@ -172,28 +147,21 @@ def serving(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.startswith((REPLICA_ID_FULL_ID_STR_PREFIX, SERVE_PROXY_NAME)))
 
 
-def wait(cluster: Any, node: Node, until_s: float) -> int:
-    """Wait until nothing through which requests go is left on a node, to ``until_s`` of ``time.monotonic()`` at most.
-
-    Returns:
-        The exit status.
-    """
-    began_s = time.monotonic()
-    left: list[str] | None = None  # None: nobody has told
-    trouble = "Ray's head did not tell"
+def wait(left: Callable[[], list[str]], until_s: float) -> int:
+    """Wait until nothing is left, to ``until_s`` of ``time.monotonic()`` at most; return the exit status."""
+    there = "what Ray's head did not tell"
     while time.monotonic() < until_s:
         try:
-            left = cluster.remaining(node)
-        except Exception as error:  # a head that restarts; the replicas leave without it
-            trouble = str(error).splitlines()[0] if str(error) else repr(error)
-        else:
-            if not left:
-                print(f"left after {time.monotonic() - began_s:.0f} s: no replica is here, and no stream", flush=True)
+            if not (names := left()):
+                print("left: no replica is here, and no stream", flush=True)
                 return 0
+            there = ", ".join(names)
+        except Exception as error:  # a head that restarts; the replicas leave without it
+            there = repr(error)
         time.sleep(LOOK_EVERY_S)
     print(
-        f"error: the time is over, and the node still has {trouble if left is None else ', '.join(left)}; what runs on it "
-        "ends with it: start more nodes, or give it more time (--within, and the pod's terminationGracePeriodSeconds)",
+        f"error: the time is over, and the node still has {there}; what runs on it ends with it: start more nodes, or give it "
+        "more time (--within, and the pod's terminationGracePeriodSeconds)",
         file=sys.stderr,
     )
     return 1

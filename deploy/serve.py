@@ -6,7 +6,6 @@ Prints one line ``ready http://HOST:PORT after N s`` once the first requests hav
 import argparse
 import contextlib
 import ctypes
-import fcntl
 import os
 import secrets
 import shutil
@@ -33,13 +32,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.serve", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="deployment YAML (default: %(default)s)")
     parser.add_argument(
-        "--address", help="deploy on the Ray cluster at this address (auto, or HOST:PORT of its GCS) and return"
-    )
-    parser.add_argument("--application", help=f"with --address: its name there (default: {APP_NAME}); several may run")
-    parser.add_argument(
-        "--route-prefix", help="with --address: where it is mounted, /NAME beside another one (default: /)"
-    )
-    parser.add_argument(
         "--check", action="store_true", help="say whether the service can be started with the file, and start nothing"
     )
     parser.add_argument("--verbose", action="store_true", help="show the log of every process on this terminal")
@@ -52,22 +44,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = load(args.config)
         check_versions()
-        if args.check and args.address is not None:
-            raise ConfigError("--check looks at this machine alone: leave --address out")
-        if args.address is not None:
-            from deploy.startup import attach
-
-            name, prefix = args.application or APP_NAME, args.route_prefix or "/"
-            return attach.run(config, args.config.resolve(), args.address, name, prefix)
-        if args.application or args.route_prefix:
-            raise ConfigError(
-                "--application and --route-prefix need --address: here one service has the machine's port"
-            )
         preflight(config)
         if args.check:
             return check(config, args.config)
         check_port(config)
-    except (ValueError, ConnectionError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not args.in_own_session:
@@ -145,8 +126,8 @@ def preflight(config: DeployConfig) -> None:
     """Check in milliseconds what would otherwise fail after a minute of start-up.
 
     Raises:
-        ConfigError: HAProxy is missing, a CPU engine has no size for its KV cache, or there are too few
-            GPUs.
+        ConfigError: a CPU engine has no size for its KV cache, or there are too few GPUs.
+        HAProxyMissing: there is none.
         CheckpointError: a shard is missing or damaged.
     """
     from deploy.access import keys
@@ -171,10 +152,7 @@ def preflight(config: DeployConfig) -> None:
         )
     if kind == "cpu" and config.engine.kv_cache_bytes is None:
         raise ConfigError("engine.kv_cache_bytes is required on a CPU: the memory of one replica's KV cache, in bytes")
-    try:
-        launcher.binary()
-    except launcher.HAProxyMissing as error:
-        raise ConfigError(str(error)) from None
+    launcher.binary()
 
 
 def check_port(config: DeployConfig) -> None:
@@ -198,37 +176,25 @@ def check_port(config: DeployConfig) -> None:
 
 @contextlib.contextmanager
 def admin_key(given: str, folder: Path, runs: Path = REPOSITORY / "runs") -> Iterator[tuple[Path, str]]:
-    """Have the admin key in a file that this user alone can read; yields the file, and where an operator finds the key.
+    """Have the admin key in a file of ``folder`` that this user alone can read; yields it, and where an operator finds the key.
 
-    A key that was given goes into ``folder``. One that is made here is left in ``runs / "admin.key"``. A second service beside
-    this one finds the file held and leaves its own in ``admin-PID.key``; no service's key is ever overwritten while it runs.
+    ``runs / "admin.key"`` leads to one that is made here, unless it leads to that of another service that runs.
     """
+    path, link = folder / "admin.key", runs / "admin.key"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(given or secrets.token_urlsafe(24))
     if given:
-        path = folder / "admin.key"
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(given)
         yield path, f"the environment ({ADMIN_KEY_ENV})"
-        return
-    runs.mkdir(parents=True, exist_ok=True)
-    for name in ("admin.key", f"admin-{os.getpid()}.key"):
-        path = runs / name
-        # Opened without truncation: what stands there belongs to another service until the lock is ours.
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            os.fchmod(
-                file.fileno(), 0o600
-            )  # one that was there keeps its mode, and what it is replaced by is not for everybody
-            file.truncate(0)
-            file.write(secrets.token_urlsafe(24))
-            file.flush()
-            try:
-                yield path, os.path.relpath(path, REPOSITORY)
-            finally:
-                path.unlink(missing_ok=True)
-            return
+    elif link.is_symlink() and link.exists():
+        yield path, str(path)
+    else:
+        runs.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(path)
+        try:
+            yield path, os.path.relpath(link, REPOSITORY)
+        finally:
+            link.unlink(missing_ok=True)
 
 
 class Stopped(Exception):

@@ -110,6 +110,8 @@ class Load:
                 asked = Asked(len(self.asked))
                 self.asked.append(asked)
             asked.ask()
+            if asked.failed:
+                self._ended.wait(0.5)
 
     def done(self) -> int:
         return sum(asked.end is not None for asked in self.asked)

@@ -134,10 +134,12 @@ def gone(process: psutil.Process) -> bool:
 
 def two_ready(client: httpx.Client) -> bool:
     """Both replicas report, and HAProxy sends requests to both."""
-    ready = {r["id"] for r in status(client)["replicas"] if r["ready"] and not r["stale"]}
-    answers = [client.get("/ready") for _ in range(6)]
-    asked = {answer.json()["replica"] for answer in answers if answer.status_code == 200}
-    return len(ready) == 2 and asked == ready
+    with contextlib.suppress(httpx.TransportError):
+        ready = {r["id"] for r in status(client)["replicas"] if r["ready"] and not r["stale"]}
+        answers = [client.get("/ready") for _ in range(6)]
+        asked = {answer.json()["replica"] for answer in answers if answer.status_code == 200}
+        return len(ready) == 2 and asked == ready
+    return False
 
 
 def settled(client: httpx.Client) -> None:

@@ -24,7 +24,7 @@ from deploy.front.app import Front
 from deploy.front.context import PathMeter
 from deploy.front.generate import Generate, Queueing
 from deploy.front.handover import GenerateCall
-from deploy.front.routes.text import TextRoute
+from deploy.front.routes.text import Route
 from deploy.front.streams import Frame
 
 PATH = "/v1/completions"
@@ -50,20 +50,8 @@ class Serving:
 class Peers(PeerView):
     """What the controller told: there are others."""
 
-    def __init__(self, peers: int = 1, fault: str | None = None, late: bool = False) -> None:
-        self._peers, self._fault, self._late = peers, fault, late
-
-    @property
-    def replicas(self) -> int:
-        return 1 + self._peers
-
-    @property
-    def fault(self) -> str | None:
-        return self._fault
-
-    @property
-    def engine_is_late(self) -> bool:
-        return self._late
+    def __init__(self, peers: int = 1, fault: str | None = None, late: bool = False, directed: str = "auto") -> None:
+        self.replicas, self.fault, self.engine_is_late, self.directed = 1 + peers, fault, late, directed
 
 
 class Models:
@@ -96,7 +84,7 @@ def front(
 ) -> Front:
     """The layer itself; ``do`` takes the place of vLLM's serving object."""
     generate = Generate(
-        {PATH: TextRoute(CompletionRequest, Serving(do), "create")},
+        {PATH: Route(CompletionRequest, Serving(do), "create")},
         client or Client(),
         admission or Admission(None, 8),
         meter or PathMeter(),

@@ -4,7 +4,6 @@ import contextlib
 import http.server
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from deploy import environment
 from deploy.haproxy import launcher
@@ -136,61 +137,45 @@ def render(folder: Path, port: int, backends: Mapping[str, tuple[str, list[int]]
     return path
 
 
-# What Ray Serve's manager does, as a process: starts HAProxy and ends with its node. Its parent stands for the node's raylet.
-MANAGER = (
-    "import os, subprocess, sys, time\n"
-    "node = os.getppid()\n"
-    "p = subprocess.Popen(sys.argv[1:])\n"
-    "while os.getppid() == node:\n"
-    "    p.poll()\n"
-    "    time.sleep(0.1)"
-)
-NODE = (
-    "import subprocess, sys, time\n"
-    "for line in sys.stdin:\n"
-    "    p = subprocess.Popen([sys.executable, '-c', sys.argv[1], *sys.argv[2:]])\n"
-    "    print(p.pid, flush=True)\n"
-    "time.sleep(600)"
-)
+# What Ray Serve's manager does, as a process: starts HAProxy, which ends with it.
+MANAGER = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.sleep(600)"
 
 
 class Node:
-    """A process that stands for a node's raylet; starts managers, which start HAProxy through our launcher."""
+    """Starts managers, which start HAProxy through our launcher."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
-        self.manager: int | None = None
-        variables = launcher.environment(folder, 2, limits)
-        command = [variables["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(folder / "haproxy.cfg"), "-dR"]
-        log = (folder / "haproxy.log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", NODE, MANAGER, *command],
-            env={**os.environ, **variables},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        log.close()
+        self.managers: list[subprocess.Popen[bytes]] = []
+        self._folder = folder
+        self._variables = launcher.environment(folder, 2, limits)
 
-    def start_manager(self) -> int:
-        """Start a manager with its HAProxy, after the end of the one before; return the manager's process id."""
-        if self.manager is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.manager, signal.SIGKILL)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write("start\n")
-        self.process.stdin.flush()
-        self.manager = int(self.process.stdout.readline())
-        return self.manager
+    def start_manager(self) -> None:
+        """Start a manager with its HAProxy, after the end of the one before."""
+        self.kill()
+        self._start()
+
+    def reload(self, pid: int) -> "subprocess.Popen[bytes]":
+        """Start a manager whose HAProxy takes over from this one; return the manager."""
+        return self._start("-sf", str(pid), "-x", str(self._folder / "admin.sock"))
+
+    def _start(self, *more: str) -> "subprocess.Popen[bytes]":
+        binary, config = self._variables["RAY_SERVE_HAPROXY_BINARY_PATH"], str(self._folder / "haproxy.cfg")
+        with (self._folder / "haproxy.log").open("ab") as log:
+            self.managers.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", MANAGER, binary, "-db", "-f", config, "-dR", *more],
+                    env={**os.environ, **self._variables},
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+        return self.managers[-1]
 
     def kill(self) -> None:
-        """End the node's process, and nothing else."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        """End the managers."""
+        for manager in self.managers:
+            manager.kill()
+            manager.wait()
 
 
 @contextlib.contextmanager
@@ -206,6 +191,23 @@ def running(
         yield node, port
     finally:
         node.kill()
+
+
+def haproxies(folder: Path) -> list[psutil.Process]:
+    """The HAProxies whose files lie in this folder."""
+    return [
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == "haproxy" and any(str(folder) in part for part in process.info["cmdline"] or ())
+    ]
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process runs or stands still."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it has ended between the two
+        return False
 
 
 def error_of(body: bytes) -> dict[str, Any]:

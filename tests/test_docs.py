@@ -17,7 +17,6 @@ from docs.tables.marks import MarkError, filled
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
     "benchmarks",
-    "chaos",
     "controller",
     "csrc",
     "deploy",

@@ -9,7 +9,7 @@ The top level; an arrow points at what is imported:
      |            +-----------|-----------------------+
      +------- deploy ---------+
 
-``experiments`` and ``chaos`` stand above all of them and ``benchmarks``: nothing imports them.
+``experiments`` stands above all of them and ``benchmarks``: nothing imports it.
 
 ``loadtest`` takes no more of ``controller`` than its configuration; ``controller`` and ``simulator`` no more of
 ``nestedfp`` than modes, the rules for a step and measured costs; ``simulator`` no more of ``deploy`` than the pure rules by
@@ -60,15 +60,6 @@ MAY_IMPORT = {
         "simulator",
         "nestedfp.vllm_plugin.options",
         "workload",
-    },  # and benchmarks
-    "chaos": {
-        "deploy.config",
-        "deploy.environment",
-        "loadtest.errors",
-        "loadtest.report.error_kinds",
-        "loadtest.sender",
-        "workload",
-        "loadtest.service.process",
     },  # and benchmarks
 }
 # From the ground up: a floor imports the floors below it, and its own.
@@ -197,7 +188,7 @@ def test_no_two_folders_import_each_other() -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["nestedfp", "controller", "simulator", "workload", "loadtest", "deploy", "experiments", "chaos", "benchmarks"],
+    ["nestedfp", "controller", "simulator", "workload", "loadtest", "deploy", "experiments", "benchmarks"],
 )
 def test_no_folder_holds_more_than_ten_files(package: str) -> None:
     folders = {path.parent for path in (ROOT / package).rglob("*.py")}

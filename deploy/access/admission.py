@@ -107,14 +107,13 @@ class Place:
         exact = self._asked.samples * (prompt_tokens + min(self._output_tokens, most_output_tokens))
         self._admission.resize(self, exact - self._estimate)
 
-    def leave(self, completion_tokens: int = 0, *, answered: bool = False) -> None:
+    def leave(self, completion_tokens: int = 0) -> None:
         """The request has ended, however it did.
 
         Args:
-            completion_tokens: of all its sequences.
-            answered: with vectors. Without them or a token the engine has not answered, and no place became free in it.
+            completion_tokens: of all its sequences. Without one the engine has not answered, and no place became free in it.
         """
-        self._admission.leave(self, completion_tokens, answered=answered or completion_tokens > 0)
+        self._admission.leave(self, completion_tokens)
 
 
 class Admission:
@@ -235,15 +234,15 @@ class Admission:
         place.tokens += more_tokens
         self.tokens_inside += more_tokens
 
-    def leave(self, place: Place, completion_tokens: int, *, answered: bool) -> None:
+    def leave(self, place: Place, completion_tokens: int) -> None:
         """A request has ended; see ``Place.leave``."""
         assert self._by_class[place.priority] >= place.sequences, "leave without enter"
         self._advance()
         if completion_tokens:
             mean = completion_tokens / place.sequences
             self._usual_output_tokens += USUAL_WEIGHT * (mean - self._usual_output_tokens)
-        if answered and self._has_queue:
-            self._pace.freed(place.sequences, place.tokens)
+            if self._has_queue:
+                self._pace.freed(place.sequences, place.tokens)
         self.inside -= place.sequences
         self._by_class[place.priority] -= place.sequences
         self.tokens_inside -= place.tokens

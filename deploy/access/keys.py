@@ -1,17 +1,6 @@
 """Bearer keys: who may ask for what, and how much of it. Pure but for reading the file.
 
-The file is YAML (or JSON):
-
-    keys:
-      - name: team-a                 # in metrics and logs; the key itself is in neither
-        sha256: 9f86d0...            # of the key: printf %s KEY | sha256sum
-        role: pin                    # user: /v1; pin: and exact answers; admin: and /status, /decisions, /admin
-        precision: fast              # of its requests that say nothing: exact, fast, auto; none: auto
-        precisions: [fast, auto]     # that its requests may ask for; none: by the role
-        requests_per_minute: 600     # none: no limit
-        tokens_per_minute: 200000    # of prompts and completions
-        pinned_token_share: 0.2      # of these, those of pinned requests; none: all
-        priority: batch              # class of its requests: high, normal, batch; none: normal, and high where pinned
+The file is YAML (or JSON), a ``KeysFile``; docs/security.md shows one.
 
 Without a file, everything is open but for the admin routes, which have a key of their own.
 
@@ -36,7 +25,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from controller.watched_file import WatchedFile
 from deploy.access.priority import Priority
 from deploy.config import ConfigError
-from deploy.front.replies import Headers, Refused
+from deploy.front.replies import Refused
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS
 from nestedfp.admin_key import bearer
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
@@ -178,11 +167,8 @@ class Unauthorized(Refused):
     """No key, or a wrong one."""
 
     def __init__(self) -> None:
-        super().__init__(401, "missing or wrong key: send the header 'Authorization: Bearer <key>'")
-
-    def headers(self) -> Headers:
-        """How to send one."""
-        return ((b"www-authenticate", b"Bearer"),)
+        message = "missing or wrong key: send the header 'Authorization: Bearer <key>'"
+        super().__init__(401, message, more=((b"www-authenticate", b"Bearer"),))
 
 
 class Bucket:

@@ -30,24 +30,9 @@ class Elsewhere:
 
 
 class PeerView:
-    """How this replica and its peers stand, as far as it knows; filled in by the server."""
+    """How a replica without a controller stands, and its peers; one with a controller asks its agent instead."""
 
-    @property
-    def replicas(self) -> int:
-        """How many replicas there are, this one included."""
-        return 1
-
-    @property
-    def directed(self) -> str:
-        """The mode in force on this replica: fp16, fp8 or auto."""
-        return "auto"
-
-    @property
-    def fault(self) -> str | None:
-        """Why this replica can take no request; None: it can."""
-        return None
-
-    @property
-    def engine_is_late(self) -> bool:
-        """Whether the engine has not answered for so long that a request had better go to another replica."""
-        return False
+    replicas = 1  # that there are, this one included
+    directed = "auto"  # the mode in force on this replica: fp16, fp8 or auto
+    fault: str | None = None  # why this replica can take no request
+    engine_is_late = False  # it has not answered for so long that a request had better go to another replica

@@ -7,6 +7,8 @@ A request says a number as vLLM knows it, in the body (``priority``) or in the h
 import enum
 from typing import NamedTuple
 
+from deploy.front.replies import Refused
+
 
 class Priority(enum.StrEnum):
     """Classes, the last of which is refused first."""
@@ -32,10 +34,6 @@ class Ranked(NamedTuple):
     engine: int
 
 
-class NotAllowed(ValueError):
-    """A request asks for a better class than its key has."""
-
-
 def ranked(stated: int, own: Priority | None, *, anything: bool, pinned: bool) -> Ranked:
     """Return the class of a request.
 
@@ -46,14 +44,16 @@ def ranked(stated: int, own: Priority | None, *, anything: bool, pinned: bool) -
         pinned: to exact FP16; such requests are ``high`` where neither they nor their keys say otherwise.
 
     Raises:
-        NotAllowed: for a number that asks for more than the key has.
+        Refused: 403 for a number that asks for more than the key has.
     """
     usual = own or (Priority.HIGH if pinned else Priority.NORMAL)
     if stated == 0:
         return Ranked(usual, ENGINE_PRIORITY[usual])
     asked = Priority.HIGH if stated < 0 else Priority.BATCH
     if asked.rank < usual.rank and not anything:
-        raise NotAllowed(
-            f"priority {stated} is of the class {asked}; this key's requests are {usual}: leave it out or give a positive one"
+        raise Refused(
+            403,
+            f"priority {stated} is of the class {asked}; this key's requests are {usual}: leave it out or give a positive one",
+            param="priority",
         )
     return Ranked(asked, stated)

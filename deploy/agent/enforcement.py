@@ -6,6 +6,7 @@ Directives come in the thread of the standing call and pass the event loop by; t
 """
 
 import asyncio
+import functools
 import itertools
 import json
 import logging
@@ -17,9 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from controller.messages import Directive, DirectiveAck, StandingOrder
+from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower
-from controller.protocol.follower import InForce
 from deploy.access.admission import Admission
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
@@ -30,6 +30,15 @@ ANSWER_LIMIT_S = 2.0  # the core's thread answers in a millisecond; a process th
 log = logging.getLogger(__name__)
 
 
+def _locked(method: Callable[..., Any]) -> Any:
+    @functools.wraps(method)
+    def locked(self: Any, *args: Any) -> Any:
+        with self._lock:
+            return method(self, *args)
+
+    return locked
+
+
 class SharedFollower(DirectiveFollower):
     """A follower that several threads may use."""
 
@@ -37,29 +46,12 @@ class SharedFollower(DirectiveFollower):
         super().__init__(replica_id, mode, rule)
         self._lock = threading.RLock()
 
-    def on_directive(self, now_s: float, directive: Directive) -> tuple[bool, DirectiveAck]:
-        with self._lock:
-            return super().on_directive(now_s, directive)
-
-    def on_timer(self, now_s: float) -> bool:
-        with self._lock:
-            return super().on_timer(now_s)
-
-    def in_force(self, now_s: float) -> InForce:
-        with self._lock:
-            return super().in_force(now_s)
-
-    def lease_remaining_s(self, now_s: float) -> float:
-        with self._lock:
-            return super().lease_remaining_s(now_s)
-
-    def order(self, now_s: float) -> StandingOrder | None:
-        with self._lock:
-            return super().order(now_s)
-
-    def order_for_all(self, now_s: float) -> StandingOrder | None:
-        with self._lock:
-            return super().order_for_all(now_s)
+    on_directive = _locked(DirectiveFollower.on_directive)
+    on_timer = _locked(DirectiveFollower.on_timer)
+    in_force = _locked(DirectiveFollower.in_force)
+    lease_remaining_s = _locked(DirectiveFollower.lease_remaining_s)
+    order = _locked(DirectiveFollower.order)
+    order_for_all = _locked(DirectiveFollower.order_for_all)
 
 
 class DirectiveRefused(RuntimeError):

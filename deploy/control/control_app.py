@@ -25,7 +25,6 @@ from deploy.control_room import page
 from deploy.control_room.feed import Feed
 from deploy.front.checks.requests import check_kind
 from deploy.front.replies import Refused, request_id_of
-from deploy.haproxy import client_headers
 from deploy.metrics.application_page import ApplicationMetrics
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from nestedfp import admin_key
@@ -261,10 +260,7 @@ def control_application(application: str, keys_file: str | None = None) -> Any:
         health_check_period_s=2,
         health_check_timeout_s=5,  # Serve asks three times; its check takes a millisecond
         graceful_shutdown_timeout_s=5,
-        ray_actor_options={
-            "num_cpus": 0,
-            "runtime_env": {"env_vars": {"PYTHONPATH": python_path(), **client_headers.ENVIRONMENT}},
-        },
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": {"PYTHONPATH": python_path()}}},
         logging_config={"enable_access_log": False},
     )
     return deployment.bind(application, keys_file)

@@ -10,23 +10,7 @@ from deploy.control.controller_lookup import CONTROLLER_ACTOR
 
 
 class ServeControllerLink:
-    """Reaches the controller actor of this deployment; looks it up anew after a failure, because it may be a new one."""
-
-    def __init__(self) -> None:
-        self._actor: Any = None
-
-    async def report(self, snapshot: dict[str, Any]) -> None:
-        try:
-            if self._actor is None:
-                self._actor = await asyncio.to_thread(serve.get_deployment_actor, CONTROLLER_ACTOR)
-            await self._actor.report.remote(snapshot)
-        except BaseException:
-            self._actor = None
-            raise
-
-
-class DirectiveCall:
-    """Asks the controller actor for the next directive. For one thread; looks the actor up anew after a failure.
+    """Reaches the controller actor of this deployment; looks it up anew after a failure, because it may be a new one.
 
     Args:
         replica_id: of the caller.
@@ -37,15 +21,25 @@ class DirectiveCall:
         self._actor: Any = None
         self._last: Future[Any] | None = None
 
-    def __call__(self, ack: dict[str, Any] | None, seen: str | None) -> "Future[dict[str, Any] | None]":
-        """Ask; the answer comes from one of Ray's own threads.
+    async def report(self, snapshot: dict[str, Any]) -> None:
+        try:
+            actor = self._actor or await asyncio.to_thread(self._found)
+            await actor.report.remote(snapshot)
+        except BaseException:
+            self._actor = None
+            raise
+
+    def next_directive(self, ack: dict[str, Any] | None, seen: str | None) -> "Future[dict[str, Any] | None]":
+        """Ask for the next directive, for one thread; the answer comes from one of Ray's own threads.
 
         Raises:
             ValueError: there is no controller at the moment.
         """
-        lost = self._last is not None and not (self._last.done() and self._last.exception() is None)
-        if self._actor is None or lost:
+        if self._last is not None and not (self._last.done() and self._last.exception() is None):
             self._actor = self._last = None
-            self._actor = serve.get_deployment_actor(CONTROLLER_ACTOR)
-        self._last = self._actor.next_directive.remote(self._replica_id, ack, seen).future()
+        self._last = (self._actor or self._found()).next_directive.remote(self._replica_id, ack, seen).future()
         return self._last
+
+    def _found(self) -> Any:
+        self._actor = actor = serve.get_deployment_actor(CONTROLLER_ACTOR)
+        return actor

@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 PERIOD_S = 1.0
 SAMPLES_KEPT = 900  # a quarter of an hour
 DECISIONS_KEPT = 200
-JUDGED_EVERY, JUDGED_KEPT = 10, 30  # periods, entries: five minutes
 
 
 class Feed:
@@ -34,9 +33,7 @@ class Feed:
         self._ask, self._wall = ask, wall
         self._timeline = StatusHistory(SAMPLES_KEPT)
         self._decisions: deque[tuple[float, dict[str, Any]]] = deque(maxlen=DECISIONS_KEPT)  # and when they came
-        self._judged: deque[dict[str, list[float]]] = deque(maxlen=JUDGED_KEPT)
         self._new_decisions = NewDecisions(ask)
-        self._ticks = 0
         self._at_s = 0.0
         self._status: dict[str, Any] | None = None
         self._error: str | None = None
@@ -57,17 +54,12 @@ class Feed:
     def since(self, wall_s: float) -> dict[str, Any]:
         """Return what has come after the ``at_s`` of an earlier answer; 0: all that is kept.
 
-        ``status`` is None where the controller does not answer, and ``error`` says why. ``judged`` has each replica's counts of
-        requests some minutes ago.
+        ``status`` is None where the controller does not answer, and ``error`` says why.
         """
-        judged: dict[str, list[float]] = {}
-        for entry in self._judged:
-            judged = {**entry, **judged}
         return {
             "at_s": self._at_s,
             "wall_s": self._wall(),
-            "samples": [each._asdict() for each in self._timeline.since(wall_s)],
-            "judged": judged,
+            "samples": self._timeline.since(wall_s),
             "decisions": [each for came_s, each in self._decisions if came_s > wall_s],
             "status": self._status,
             "error": self._error,
@@ -88,12 +80,6 @@ class Feed:
             self._at_s = now_s = max(round(self._wall(), 3), round(self._at_s + 0.001, 3))
             self._timeline.add(now_s, status)
             self._decisions.extend((now_s, each) for each in new)
-            if self._ticks % JUDGED_EVERY == 0:
-                replicas = status["replicas"]
-                self._judged.append(
-                    {each["id"]: [now_s, each["slo_evaluated"], each["within_slo"]] for each in replicas}
-                )
-            self._ticks += 1
             self._status, self._error = status, None
         except Exception as error:
             # HTTPException says it in one sentence; anything else is for the log.

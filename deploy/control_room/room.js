@@ -6,7 +6,6 @@ const SVG = "http://www.w3.org/2000/svg";
 const at = (id) => document.getElementById(id);
 const samples = [];    // oldest first
 const decisions = [];  // oldest first
-const judged = new Map();  // by replica: [wall_s, slo_evaluated, within_slo] over the last minutes
 let status = null, key = "", span_s = 300, hover_s = null, ahead_s = 0, seen_s = 0, ordered = null, ordered_ms = 0;
 
 // -- words ---------------------------------------------------------------------------------------------------------
@@ -91,19 +90,6 @@ function drawNow(error) {
 
 // -- replicas ------------------------------------------------------------------------------------------------------
 
-function judge() {
-  const end_s = wall();
-  const ids = new Set(status.replicas.map((each) => each.id));
-  for (const id of judged.keys()) if (!ids.has(id)) judged.delete(id);
-  for (const { id, slo_evaluated, within_slo } of status.replicas) {
-    let seen = judged.get(id) ?? [];
-    if (seen.length && seen.at(-1)[1] > slo_evaluated) seen = [];  // the engine has started anew
-    seen.push([end_s, slo_evaluated, within_slo]);
-    while (seen[0][0] < end_s - SLO_WINDOW_S) seen.shift();
-    judged.set(id, seen);
-  }
-}
-
 function stateOf(replica) {
   if (replica.fault) return [words(replica.fault), true];
   if (replica.stale) return [`silent for ${lasting(replica.age_s)}`, true];
@@ -115,14 +101,12 @@ function stateOf(replica) {
 function drawReplicas() {
   const names = [...at("fleet").querySelectorAll("th")].map((each) => each.textContent);
   const rows = status.replicas.map((each) => {
-    const seen = judged.get(each.id), first = seen[0], last = seen.at(-1);
-    const slo = percent(last[2] - first[2], last[1] - first[1]);
     const [state, bad] = stateOf(each);
     const directive = each.directive + (each.overridden ? ", overridden" : "");
     const cells = [
       [element("b", { title: each.id }, each.id.length > 14 ? `…${each.id.slice(-12)}` : each.id)],
       [element("b", { class: `${each.mode}-text` }, name(each.mode)), element("span", { class: "quiet" }, ` directive ${name(directive)}`)],
-      [`${each.waiting} / ${each.running}`], [slo], [milliseconds(each.ttft_p90_ms)], [milliseconds(each.tpot_p90_ms)],
+      [`${each.waiting} / ${each.running}`], [percent(each.within_slo, each.slo_evaluated)], [milliseconds(each.ttft_p90_ms)], [milliseconds(each.tpot_p90_ms)],
       [`${Math.round(100 * each.kv_usage)} %`], [element("span", bad ? { class: "bad" } : {}, state)],
     ];
     return element("tr", {}, ...cells.map((cell, index) => element("td", { "data-name": names[index] }, ...cell)));
@@ -171,7 +155,6 @@ function addDecisions(more) {
 function take(content) {
   ahead_s = content.wall_s - Date.now() / 1000;  // times are the service's, whatever this machine's clock says
   seen_s = content.at_s;
-  for (const [id, seen] of Object.entries(content.judged)) if (!judged.has(id)) judged.set(id, [seen]);
   samples.push(...content.samples);
   while (samples.length && samples[0].wall_s < content.wall_s - KEPT_S) samples.shift();
   addDecisions(content.decisions);
@@ -193,7 +176,6 @@ function show(error = null) {
   drawNow(error);
   if (status !== null) {
     if (ordered !== null) count();
-    judge();
     drawReplicas();
   }
   drawCharts();

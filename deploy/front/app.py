@@ -5,26 +5,14 @@ is not named here does not exist.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from deploy.front.generate import Generate
-from deploy.front.replies import Headers, Refused, refuse, request_id_of
+from deploy.front.replies import Refused, refuse, request_id_of
 from deploy.front.routes.pages import MODELS, VERSION, PageSource, models, show, version
 
 READ, WRITE = ("GET", "HEAD"), ("POST",)
-
-
-class WrongMethod(Refused):
-    """The route is there, and takes other methods."""
-
-    def __init__(self, path: str, method: str, allowed: Sequence[str]) -> None:
-        super().__init__(405, f"{path[:200]} takes {' or '.join(allowed)}, not {method}")
-        self._allowed = allowed
-
-    def headers(self) -> Headers:
-        """Which ones; HTTP demands it."""
-        return ((b"allow", ", ".join(self._allowed).encode()),)
 
 
 class Front:
@@ -59,7 +47,8 @@ class Front:
             if not (route or told or path in self._pages):
                 raise Refused(404, f"there is no {path[:200]} here")
             if method not in (allowed := WRITE if route else READ):
-                raise WrongMethod(path, method, allowed)
+                more = ((b"allow", ", ".join(allowed).encode()),)  # HTTP demands it
+                raise Refused(405, f"{path[:200]} takes {' or '.join(allowed)}, not {method}", more=more)
             if (page := self._pages.get(path)) is not None:
                 await show(send, await page())
                 return

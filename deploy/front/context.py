@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
-from deploy.access.access_log import Access
 from deploy.access.admission import NoRoom, Place
 from deploy.front.replies import Refused
 from deploy.metrics.request_metrics import Answered, RequestMetrics, RequestOutcome, answered, precision_of
 from nestedfp.vllm_plugin.frontend import Collected, total
+from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ class RequestContext:
     # in the engine
     counts: Collected = field(default_factory=Collected)
     submitted_s: float | None = None
-    accepted: bool = False  # the engine has computed a token of it
     constrained: bool = False  # by a grammar, which may turn out to have no way on
     refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
     failed: Exception | None = None  # what the engine raised; vLLM's streams make an event of it that says less
@@ -142,10 +141,6 @@ class RequestContext:
             self.submitted_s = self.meter.clock()
             self.meter.handed_over(self.submitted_s - self.arrived_s, self.submitted_s)
 
-    def first_token(self) -> None:
-        """The engine has computed a token."""
-        self.accepted = True
-
     # -- its answer ----------------------------------------------------------------------------------------------------
 
     def writing(self) -> None:
@@ -216,22 +211,25 @@ class RequestContext:
         """The request has left, however it did."""
         self.meter.left(self)
 
-    def access(self, now_s: float) -> Access:
-        """What the access log says of the request, at its end."""
+    def access(self, now_s: float) -> dict[str, Any]:
+        """What the access log says of the request, at its end; what is not known is None."""
         begun = self.first_s is not None or self.outcome is RequestOutcome.OK
-        return Access(
-            wall_s=time.time(),
-            id=self.id,
-            key=self.key,
-            model=self.model,
-            outcome=self.outcome.value,
-            status=self.status or (200 if begun else None),
-            asked=self.asked.value,
-            precision=None if (answer := self.answer) is None else answer.precision.value,
-            tokens=total(self.counts.values()) if self.counts else None,
-            ttft_ms=None if self.ttft_s is None else self.ttft_s * 1e3,
-            total_ms=(now_s - self.arrived_s) * 1e3,
-        )
+        counts = total(self.counts.values()) if self.counts else None
+        tokens = dict.fromkeys(TokenCounts._fields) if counts is None else counts._asdict()
+        del tokens["kv_fp8"]  # no count of tokens; the precision tells it
+        return {
+            "time": time.time(),  # since 1970, when it left
+            "id": self.id,
+            "key": self.key,
+            "model": self.model,
+            "outcome": self.outcome.value,
+            "status": self.status or (200 if begun else None),
+            "asked": self.asked.value,
+            "precision": None if (answer := self.answer) is None else answer.precision.value,
+            **{f"{name}_tokens": value for name, value in tokens.items()},
+            "ttft_ms": None if self.ttft_s is None else round(self.ttft_s * 1e3, 1),
+            "total_ms": round((now_s - self.arrived_s) * 1e3, 1),
+        }
 
 
 def _engine_times(metrics: Any) -> EngineTimes | None:
@@ -278,7 +276,7 @@ class PathMeter:
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, log: Callable[[Access], None] | None = None
+        self, clock: Callable[[], float] = time.monotonic, log: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
         self.clock = clock
         self.log = log

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from deploy.access.admission import Admission, NoRoom, Reason
 from deploy.access.keys import Holder, Keys, Limited
 from deploy.access.peers import Elsewhere, PeerView
-from deploy.access.priority import NotAllowed, Priority, Ranked, ranked
+from deploy.access.priority import Priority, Ranked, ranked
 from deploy.front.checks import faults
 from deploy.front.checks.requests import (
     MOST_IDS,
@@ -27,7 +27,7 @@ from deploy.front.checks.requests import (
 )
 from deploy.front.context import CONTEXT, PathMeter, RequestContext
 from deploy.front.handover import GenerateCall
-from deploy.front.replies import OVERLOADED, Refused, error_events, reply, request_id_of
+from deploy.front.replies import OVERLOADED, Refused, error_events, refuse, reply, request_id_of
 from deploy.front.routes.text import Route, tokens_of
 from deploy.front.streams import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
@@ -114,7 +114,7 @@ class Generate:
             await self._admitted(route, scope, receive, send, context)
         except Refused as refusal:
             context.outcome, context.status = refusal.outcome, refusal.status
-            await reply(send, refusal.status, refusal.body(context.id), refusal.headers())
+            await refuse(send, refusal, context.id)
         except asyncio.CancelledError:
             context.outcome = RequestOutcome.LEFT
             raise
@@ -154,7 +154,7 @@ class Generate:
             raise self._full(no_room, context) from None
         beams = getattr(request, "use_beam_search", False)
         with ExitStack() as entered:
-            entered.callback(lambda: place.leave(context.answer_tokens, answered=context.accepted))
+            entered.callback(lambda: place.leave(context.answer_tokens))
             context.place = None if beams else place  # beams are requests of one token each: the estimate stands
             context.refusal = lambda no_room: self._full(no_room, context)
             context.plain = route.is_plain(request)
@@ -254,7 +254,8 @@ class Generate:
             return Refused(503, f"{message}; this request was in it")
         if isinstance(error, GivenUp):
             return Refused(503, f"{error}; this request was in it and is given up")
-        return faults.of_engine(error, context.given, context.accepted, context.constrained, self._admission.longest)
+        begun = context.answer_tokens > 0
+        return faults.of_engine(error, context.given, begun, context.constrained, self._admission.longest)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -272,8 +273,6 @@ class Generate:
                 part = output.outputs[0]
                 new_tokens = len(part.token_ids)
                 context.completion_tokens += new_tokens
-                if new_tokens and not context.begun:
-                    context.first_token()
                 if output.prompt_token_ids is not None:
                     prompt_tokens = len(output.prompt_token_ids)
                 if output.finished:
@@ -373,10 +372,7 @@ class Generate:
 
 def _rank(request: Any, headers: dict[bytes, bytes], holder: Holder | None, pinned: bool) -> Ranked:
     own, anything = (None, True) if holder is None else (holder.priority, False)
-    try:
-        return ranked(stated_priority(request, headers), own, anything=anything, pinned=pinned)
-    except NotAllowed as error:
-        raise Refused(403, str(error), param="priority") from None
+    return ranked(stated_priority(request, headers), own, anything=anything, pinned=pinned)
 
 
 async def _begin(send: Any, context: RequestContext) -> None:

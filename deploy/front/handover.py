@@ -79,10 +79,7 @@ class EngineClientProxy:
         try:
             async for output in self._client.generate(prompt, params, request_id, **options):
                 # A stream's outputs bring what is new, an answer in one piece has one output.
-                new_tokens = sum(len(part.token_ids) for part in getattr(output, "outputs", ()))
-                context.completion_tokens += new_tokens
-                if new_tokens and not context.accepted:
-                    context.first_token()
+                context.completion_tokens += sum(len(part.token_ids) for part in output.outputs)
                 if output.finished:
                     context.finished_outputs.append(output)
                 yield output

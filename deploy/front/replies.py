@@ -27,6 +27,7 @@ class Refused(Exception):
         cause: ``OVERLOADED``, or what the service's own accounts make nothing of; the error's ``type`` is its status's.
         param: the field of the request that is to blame.
         retry_after_s: when to come again, where that helps: with 429, 503, and what is offered elsewhere.
+        more: headers of the answer.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Refused(Exception):
         cause: str | None = None,
         param: str | None = None,
         retry_after_s: int = RETRY_AFTER_S,
+        more: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         super().__init__(message)
+        self._more = more
         self.status, self.cause, self.param, self.retry_after_s = status, cause, param, retry_after_s
 
     @property
@@ -59,8 +62,8 @@ class Refused(Exception):
     def headers(self) -> Headers:
         """What goes with it: when to come again, where that helps."""
         if self.status in (429, 503, ELSEWHERE_STATUS):
-            return ((b"retry-after", str(self.retry_after_s).encode()),)
-        return ()
+            return ((b"retry-after", str(self.retry_after_s).encode()), *self._more)
+        return self._more
 
 
 async def reply(send: Send, status: int, body: bytes, headers: Headers = (), kind: tuple[bytes, bytes] = JSON) -> None:

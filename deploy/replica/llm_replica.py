@@ -20,7 +20,8 @@ from deploy.access.keys import Keys, path_of
 from deploy.access.peers import PeerView
 from deploy.agent.agent import ReplicaAgent
 from deploy.agent.room_page import room_page
-from deploy.control.controller_link import DirectiveCall, ServeControllerLink
+from deploy.config import EngineSection, HttpSection
+from deploy.control.controller_link import ServeControllerLink
 from deploy.front import streams
 from deploy.front.app import Front
 from deploy.front.checks import grammars
@@ -29,11 +30,12 @@ from deploy.front.generate import Generate, Inexact, Queueing
 from deploy.front.handover import stand_before_engine, take_over
 from deploy.front.routes import text
 from deploy.front.routes.pages import Shown
+from deploy.haproxy.launcher import require_environment
 from deploy.metrics import bulk
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from deploy.metrics.replica_page import ReplicaMetrics
 from deploy.replica import drain
-from deploy.replica.health_routes import HealthRoutes, StartChecks
+from deploy.replica.health_routes import show_health
 from deploy.replica.probe import probe_modes
 from deploy.replica.vllm_engine import ReplicaEngine
 from deploy.replica.warmup import warm_up
@@ -54,87 +56,78 @@ class NestedFPServer:
 
     Args:
         model: the name that requests give.
-        engine: vLLM's arguments of the engine and its server.
-        controller: ``ControllerConfig`` as a dictionary.
-        precision: False for a plain engine without modes (the peer in comparisons).
-        admission: bounds on what is in this replica: the arguments ``limit``, ``tokens`` and ``shares`` of ``Admission``; without
-            ``tokens``, they come from the KV cache's size.
-        queue_deadline_s: of requests that say nothing of theirs; None: they wait as long as it takes.
-        max_body_bytes: largest body of a request.
-        grammar_cpu_s: processor time that compiling one grammar may take.
-        keys_file: who may ask (deploy/access/keys.py); None: everybody, unless the environment names a file.
-        access_log: whether there is one (deploy/access/access_log.py).
-        access_log_folder: where they go; None: beside Ray Serve's logs.
+        arguments: vLLM's of the engine and its server.
+        engine, http, controller: sections of the configuration, as dictionaries.
     """
 
     async def __init__(
         self,
         *,
         model: str,
-        engine: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+        engine: dict[str, Any],
+        http: dict[str, Any],
         controller: dict[str, Any],
-        precision: bool,
-        admission: Mapping[str, Any],
-        queue_deadline_s: float | None,
-        max_body_bytes: int,
-        grammar_cpu_s: float,
-        keys_file: str | None = None,
-        access_log: bool = True,
-        access_log_folder: str | None = None,
     ) -> None:
-        self._model = model
+        require_environment()
+        settings = EngineSection.model_validate(engine)
+        self._http = HttpSection.model_validate(http)
+        context = serve.get_replica_context()
+        self._name = name = context.replica_id.unique_id
+        self._labels = {"application": context.app_name, "replica": name, "model": model}
         self._agent: ReplicaAgent | None = None  # a plain engine has none
         self._front: Front | None = None  # until Serve has it built, after this
-        self._max_body_bytes = max_body_bytes
-        self._keys = Keys(path_of(keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas)
-        folder = serve_logs() if access_log_folder is None else Path(access_log_folder).expanduser()
-        name = serve.get_replica_context().replica_id.unique_id
-        self._meter = PathMeter(log=open_log(folder, name).add if access_log else None)
+        self._keys = Keys(
+            path_of(self._http.keys_file), parts=lambda: 1 if self._agent is None else self._agent.replicas
+        )
+        given = self._http.access_log_folder
+        folder = serve_logs() if given is None else Path(given).expanduser()
+        self._meter = PathMeter(log=open_log(folder, name).add if self._http.access_log else None)
         self._step_seconds: dict[str, float] = {}
-        self._start = StartChecks({}, [])
+        # At the start; a plain engine has no precisions.
+        self._checked: dict[str, Any] = {"probe_s": {}, "self_checks": []}
         self._inexact: Inexact | None = None
         frontend.install()  # an engine without nested weights does not do it
         streams.install()
         short_logs.install()
         with failure.explained():
-            self.engine = await ReplicaEngine.start(engine)
-            self._grammars = grammars.of_client(self.engine.client, grammar_cpu_s)
+            self.engine = await ReplicaEngine.start(arguments)
+            self._grammars = grammars.of_client(self.engine.client, settings.grammar_cpu_s)
             self._grammars.start()  # beside the rest of this start: nobody's first request is to wait for it
             drain.install(self.engine.give_up, lambda: 0 if self._front is None else self._front.asked)
             await warm_up(self.engine, model)
         # vLLM looks at the environment several times for each output unless it is told that nothing changes any more.
         envs.enable_envs_cache()
-        settings = self.engine.client.vllm_config
-        quantization = settings.model_config.quantization
+        config = self.engine.client.vllm_config
+        precision, quantization = settings.quantization == "nestedfp", config.model_config.quantization
         if not precision and quantization is not None:  # a plain engine runs what its checkpoint says
             self._inexact = Inexact.CHECKPOINT
-        elif rounds_kv(settings):
+        elif rounds_kv(config):
             self._inexact = Inexact.KV_CACHE
-        self._by_priority = settings.scheduler_config.policy == "priority"
-        self._queue_deadline_s = queue_deadline_s
-        capacity = settings.cache_config.kv_cache_size_tokens
+        self._queueing = Queueing(settings.queue_deadline_s, config.scheduler_config.policy == "priority")
+        capacity = config.cache_config.kv_cache_size_tokens
         self._admission = Admission(
-            admission["limit"],
-            sequences=engine["max_num_seqs"],
-            tokens=admission["tokens"] or (None if capacity is None else TOKENS_IN_QUEUE * capacity),
-            longest=settings.model_config.max_model_len,
-            in_order=not self._by_priority,
+            settings.admission_limit,
+            sequences=settings.max_num_seqs,
+            tokens=settings.admission_tokens or (None if capacity is None else TOKENS_IN_QUEUE * capacity),
+            longest=config.model_config.max_model_len,
+            in_order=not self._queueing.by_priority,
         )
         if not precision:
             self._page = await self._metrics()
             return
-        context = serve.get_replica_context()
         stats = await self.engine.call("nestedfp_stats")
-        self._start = StartChecks(
-            await probe_modes(self.engine, stats["fp16_only"]),
-            await self.engine.call("nestedfp_self_checks"),
-        )
+        self._checked = {
+            "probe_s": await probe_modes(self.engine, stats["fp16_only"]),
+            "self_checks": await self.engine.call("nestedfp_self_checks"),
+        }
         await self.engine.call("nestedfp_warmed_up")
+        link = ServeControllerLink(name)
         self._agent = ReplicaAgent(
-            replica_id=context.replica_id.unique_id,
+            replica_id=name,
             engine=self.engine.call,
-            controller=ServeControllerLink(),
-            call=DirectiveCall(context.replica_id.unique_id),
+            controller=link,
+            call=link.next_directive,
             config=ControllerConfig.model_validate(controller),
             admission=self._admission,
             meter=self._meter,
@@ -147,17 +140,11 @@ class NestedFPServer:
 
     async def _metrics(self) -> ReplicaMetrics:
         """Make the replica's metrics; after the engine has started."""
-        context = serve.get_replica_context()
         layers = await self.engine.call("nestedfp_layers") if self._agent is not None else {}
         bulk.lean_statistics()
         histograms = bulk.take_over(self.engine.client)
         self._flushing = asyncio.create_task(bulk.flush_for_ever(histograms))
-        labels = {
-            "application": context.app_name,
-            "replica": context.replica_id.unique_id,
-            "model": self._model,
-        }
-        return ReplicaMetrics(labels, self._meter.requests, self._admission, layers, histograms)
+        return ReplicaMetrics(self._labels, self._meter.requests, self._admission, layers, histograms)
 
     async def metrics_page(self) -> str:
         """Return the replica's metrics (OpenMetrics); called by its HTTP server, and by the application's page."""
@@ -188,26 +175,24 @@ class NestedFPServer:
             self._admission,
             self._meter,
             self._agent or PeerView(),
-            self._max_body_bytes,
+            self._http.max_body_bytes,
             self._keys,
-            Queueing(self._queue_deadline_s, self._by_priority),
+            self._queueing,
             streams.taps_of(self.engine.client, self._meter.delivered),
             self._inexact,
         )
-        health = HealthRoutes(
-            serve.get_replica_context().replica_id.unique_id,
-            self.check_health,
-            lambda: None if self._agent is None else self._agent.stats_age_s,
-            self._start,
-        )
         pages = {
             "/metrics": self._show_metrics,
-            "/health": health.health,
-            "/ready": health.ready,
+            "/health": lambda: self._show_health("healthy", {}),
+            "/ready": lambda: self._show_health("ready", self._checked),
             "/room": self._show_room,
         }
         self._front = Front(app, generate, pages)
         return self._front
+
+    async def _show_health(self, good: str, more: Mapping[str, Any]) -> Shown:
+        age_s = None if self._agent is None else self._agent.stats_age_s
+        return await show_health(self._name, good, self.check_health, {"stats_age_s": age_s, **more})
 
     async def _show_room(self) -> Shown:
         agent = self._agent

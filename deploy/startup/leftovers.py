@@ -13,7 +13,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -59,12 +59,11 @@ def _ours(folder: Path) -> bool:
     return False
 
 
-def remove(names: list[str]) -> None:
+def remove(names: Iterable[str]) -> None:
     """Remove shared memory by name, all that may be. What a process has mapped stays its own."""
     for name in names:
-        if name:
-            with contextlib.suppress(OSError):
-                (SHARED_MEMORY / Path(name).name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
 def mapped(pids: list[int]) -> set[str]:
@@ -85,7 +84,6 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self._names: set[str] = set()
-        self._unused: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shared memory", daemon=True)
 
@@ -96,16 +94,13 @@ class SharedMemory:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        remove(sorted(self._names))
+        remove(self._names)
 
     def look(self) -> None:
-        """Remember what is mapped now, and remove what was at the last two looks not."""
+        """Remember what is mapped now, and remove what was at the last look and is not any more."""
         now = mapped([process.pid for process in descendants()])
-        unused = self._names - now
-        gone = unused & self._unused
-        remove(sorted(gone))
-        self._names = (self._names | now) - gone
-        self._unused = unused - gone
+        before, self._names = self._names, now
+        remove(before - now)
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_EVERY_S):

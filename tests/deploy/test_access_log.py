@@ -5,25 +5,13 @@ import threading
 
 import pytest
 
-from deploy.access.access_log import LONGEST_VALUE, Access, AccessLog, line_of, open_log
+from deploy.access.access_log import LONGEST_VALUE, AccessLog, line_of, open_log
 from deploy.front.context import PathMeter
 from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
-ACCESS = Access(
-    wall_s=1_700_000_000.25,
-    id="r-1",
-    key="team-a",
-    model="m",
-    outcome="ok",
-    status=200,
-    asked="auto",
-    precision="mixed",
-    tokens=TokenCounts(3, 0, 2, 0, 30, 10),
-    ttft_ms=12.34,
-    total_ms=456.78,
-)
+ACCESS = {"time": 1_700_000_000.25, "id": "r-1", "model": "m", "outcome": "ok", "precision": None, "ttft_ms": 12.3}
 
 
 @pytest.fixture
@@ -36,36 +24,21 @@ def meter(clock, lines):
     return PathMeter(clock, lines.append)
 
 
-def test_a_line_names_each_field():
-    tokens = {
-        "prompt_fp16": 3,
-        "prompt_fp8": 0,
-        "cached_fp16": 2,
-        "cached_fp8": 0,
-        "completion_fp16": 30,
-        "completion_fp8": 10,
-    }
-    assert list(json.loads(line_of(ACCESS)).items()) == [
-        ("time", "2023-11-14T22:13:20.250Z"),
-        *(("id", "r-1"), ("key", "team-a"), ("model", "m"), ("outcome", "ok"), ("status", 200), ("asked", "auto")),
-        ("precision", "mixed"),
-        *((f"{name}_tokens", count) for name, count in tokens.items()),
-        *(("ttft_ms", 12.3), ("total_ms", 456.8)),
-    ]
-    unknown = ACCESS._replace(id=None, key=None, model=None, status=None, precision=None, tokens=None, ttft_ms=None)
-    assert json.loads(line_of(unknown))["prompt_fp16_tokens"] is None
+def test_a_line_is_json_with_the_time_written_out():
+    when = {"time": "2023-11-14T22:13:20.250Z"}
+    assert list(json.loads(line_of(ACCESS)).items()) == list({**ACCESS, **when}.items())
 
 
 @pytest.mark.parametrize("odd", ["a\nkey=root", "a\r\n", "a\u2028b\x85c\x00", 'say "x" =', "\ud800", "-", ""])
 def test_what_a_client_chose_stays_one_value_of_one_line(odd):
-    text = line_of(ACCESS._replace(id=odd, model=odd))
+    text = line_of(ACCESS | dict(id=odd, model=odd))
     assert len(text.splitlines()) == 1
     assert text.isascii()
     assert json.loads(text)["id"] == odd
 
 
 def test_a_long_value_is_cut():
-    assert len(line_of(ACCESS._replace(id="x" * 10**6, model="y" * 10**6))) < 2 * LONGEST_VALUE + 400
+    assert len(line_of(ACCESS | dict(id="x" * 10**6, model="y" * 10**6))) < 2 * LONGEST_VALUE + 400
 
 
 def test_a_stream_is_logged_once_when_it_has_left_with_its_times(meter, clock, lines):
@@ -82,18 +55,19 @@ def test_a_stream_is_logged_once_when_it_has_left_with_its_times(meter, clock, l
     assert not lines
     passage.ended()
     (access,) = lines
-    assert (access.id, access.key, access.model) == ("r", "k", "m")
-    assert (access.asked, access.precision) == ("fast", "mixed")
-    assert (access.outcome, access.status) == ("ok", 200)
-    assert access.tokens == TokenCounts(1, 1, 0, 0, 2, 3)
-    assert (access.ttft_ms, access.total_ms) == (pytest.approx(150), pytest.approx(350))
+    assert access.pop("time") > 0
+    assert access == {
+        **{"id": "r", "key": "k", "model": "m", "outcome": "ok", "status": 200, "asked": "fast", "precision": "mixed"},
+        **{"prompt_fp16_tokens": 1, "prompt_fp8_tokens": 1, "cached_fp16_tokens": 0, "cached_fp8_tokens": 0},
+        **{"completion_fp16_tokens": 2, "completion_fp8_tokens": 3, "ttft_ms": 150.0, "total_ms": 350.0},
+    }
 
 
 def test_a_client_that_left_before_the_first_byte_has_no_status(meter, lines):
     passage = meter.arrive(0.0)
     passage.outcome = RequestOutcome.LEFT
     passage.ended()
-    assert (lines[0].outcome, lines[0].status, lines[0].ttft_ms) == ("left", None, None)
+    assert (lines[0]["outcome"], lines[0]["status"], lines[0]["ttft_ms"]) == ("left", None, None)
 
 
 def test_a_disk_that_hangs_delays_nobody_and_what_has_no_room_is_counted():
@@ -121,7 +95,7 @@ def test_a_line_that_cannot_be_written_does_not_end_the_log(caplog):
         written.append(line)
 
     log = AccessLog(write)
-    log.add(ACCESS._replace(id="first"))
+    log.add(ACCESS | dict(id="first"))
     log.add(ACCESS)
     log.close()
     assert written == [line_of(ACCESS)]
@@ -153,8 +127,8 @@ def test_the_front_logs_refusals_with_their_status_and_nothing_of_key_or_prompt(
     assert ask(app, body=body, headers=headers)[0] == 503
     assert ask(app, body=b"no json", headers=headers)[0] == 400
     refused, invalid = lines
-    assert (refused.id, refused.outcome, refused.status, refused.model) == ("r-9", "failed", 503, "m\nx")
-    assert (invalid.outcome, invalid.status, invalid.model) == ("invalid", 400, None)
+    assert (refused["id"], refused["outcome"], refused["status"], refused["model"]) == ("r-9", "failed", 503, "m\nx")
+    assert (invalid["outcome"], invalid["status"], invalid["model"]) == ("invalid", 400, None)
     assert not [access for access in lines if "secret" in line_of(access)]
 
 
@@ -164,4 +138,4 @@ def test_an_answer_that_fails_inside_its_stream_says_so(meter, clock, lines):
     passage.wrote(1)
     passage.outcome = RequestOutcome.FAILED
     passage.ended()
-    assert (lines[0].outcome, lines[0].status) == ("failed", 200)
+    assert (lines[0]["outcome"], lines[0]["status"]) == ("failed", 200)

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from concurrent.futures import Future
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,6 @@ from deploy.agent.agent import ReplicaAgent
 from deploy.front.context import PathMeter
 from deploy.metrics.request_metrics import Answered
 from nestedfp.answers import Answer
-from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin.directives.directive_receiver import OPEN, open_line
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
@@ -144,33 +142,6 @@ def test_an_operators_fp16_outlives_the_lease_until_its_own_time_is_over(agents_
         return held
 
     assert run(scenario, Controller(ConnectionError("gone"))) == ("fp16", "fp16")
-
-
-def test_a_directive_is_acknowledged_after_the_engine_took_it_and_old_epochs_are_ignored():
-    async def scenario(agent, engine):
-        ack = await apply(agent, directive(3, "fp8"))
-        assert (ack["epoch"], ack["directive"], ack["accepted"]) == (3, "fp8", True)
-        assert engine.directives[-1] == {"mode": "fp8", "epoch": 3, "rule": asdict(StepRule())}
-        late = await apply(agent, directive(2, "fp16"))
-        assert (late["epoch"], late["accepted"]) == (3, False)
-        return engine.directives[-1]["mode"]
-
-    assert run(scenario, Controller()) == "fp8"
-
-
-def test_without_a_controller_the_lease_ends_in_the_fallback(agents_clock):
-    controller = Controller(ConnectionError("gone"))
-
-    async def scenario(agent, engine):
-        await apply(agent, directive(1, "fp8", lease_s=5.0))
-        agents_clock.now_s += 4.9
-        told = len(controller.snapshots)
-        await until(lambda: len(controller.snapshots) > told + 1)
-        assert engine.directives[-1]["mode"] == "fp8", "the lease has not ended"
-        agents_clock.now_s += 0.2
-        await until(lambda: engine.directives[-1]["mode"] == "auto")
-
-    run(scenario, controller)
 
 
 def test_a_snapshot_carries_queue_and_latencies_and_waiting_grows_with_its_age(agents_clock):
@@ -369,32 +340,3 @@ def test_a_pause_of_the_replicas_own_process_costs_no_request(monkeypatch):
 
     run(scenario, Controller(), give_up=given_up.append)
     assert not given_up
-
-
-def test_a_replica_knows_whether_somebody_else_could_take_a_request():
-    async def scenario(agent, engine):
-        seen = []
-        for told in ({}, {"replicas": 1}, {"replicas": 2}):
-            await apply(agent, {**directive(len(seen) + 1, "fp8"), **told})
-            seen.append(agent.replicas)
-        return seen
-
-    # The controller is out of reach: what it answers would be the latest word.
-    assert run(scenario, Controller(ConnectionError("gone"))) == [1, 1, 2]
-
-
-def test_it_stops_even_where_the_controller_answers_in_the_same_moment():
-    class Slow(Controller):
-        async def report(self, snapshot):
-            self.answer = asyncio.get_running_loop().create_future()
-            return await self.answer
-
-    controller = Slow()
-
-    async def scenario(agent, engine):
-        await until(lambda: hasattr(controller, "answer"))
-        await asyncio.sleep(0)
-        controller.answer.set_result(None)
-        await asyncio.wait_for(agent.stop(), 60)
-
-    run(scenario, controller)

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from test_model_check import SHIPPED, change, configured
+from test_model_check import SHIPPED, configured
 
 from deploy import serve
 from nestedfp.offline.convert import convert
@@ -50,19 +50,3 @@ def test_whole_checkpoints_pass(tmp_path, checked):
 def test_a_file_that_is_not_what_it_should_be(checked, model, file, text):
     (model / file).write_text(text, encoding="utf-8")
     assert file in refused(checked, model)
-
-
-@pytest.mark.parametrize(
-    "quantization",
-    [
-        "awq",
-        3,
-        {"quant_method": "nestedfp", "format_version": 99},
-        {"quant_method": "nestedfp", "format_version": 1, "ignore": None},
-        {"quant_method": "nestedfp", "format_version": 1, "ignore": [3]},
-        {"quant_method": "nestedfp", "format_version": 1, "x": 1},
-    ],
-)
-def test_a_quantization_config_that_cannot_be_read(checked, model, quantization):
-    change(model, quantization_config=quantization)
-    assert "quantization_config" in refused(checked, model)

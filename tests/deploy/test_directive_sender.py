@@ -69,10 +69,6 @@ def directive(epoch, mode):
     return {"epoch": epoch, "mode": mode}
 
 
-def line_threads():
-    return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
-
-
 def until(condition):
     deadline_s = time.monotonic() + LIMIT_S
     while not condition():
@@ -102,12 +98,6 @@ def test_without_a_line_every_directive_counts_because_api_servers_number_their_
     assert fresh.in_force == ("fp16", 1)
 
 
-def test_the_workers_are_asked_before_a_line_is_open(fresh):
-    fresh.nestedfp_asked_workers = False
-    asyncio.run(DirectiveLine.open(fresh)).close()
-    assert fresh.nestedfp_asked_workers
-
-
 def test_a_directive_that_is_refused_says_why_and_the_line_goes_on(line, fresh):
     line.tell(directive(1, "fp8"))
     with pytest.raises(DirectiveRefused, match="fp4"):
@@ -115,16 +105,6 @@ def test_a_directive_that_is_refused_says_why_and_the_line_goes_on(line, fresh):
     assert fresh.in_force == ("fp8", 1)
     line.tell(directive(3, "fp16"))
     assert fresh.in_force == ("fp16", 3)
-
-
-def test_a_closed_line_leaves_no_thread_and_an_open_one_no_file(fresh, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    until(lambda: not line_threads())
-    line = asyncio.run(DirectiveLine.open(fresh))
-    assert list(tmp_path.iterdir()) == []
-    assert len(line_threads()) == 1
-    line.close()
-    until(lambda: not line_threads())
 
 
 def test_only_this_user_can_reach_the_socket(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 import kubernetes_validate
-import prometheus_run
+import monitoring
 import pytest
 import yaml
 from processes import ROOT
@@ -21,11 +21,9 @@ from processes import ROOT
 from deploy import leave
 from deploy.config import DeployConfig
 from deploy.haproxy import launcher
-from loadtest.cli import parse_config
 
 K8S = ROOT / "k8s"
 OVERLAYS = sorted(path.parent for path in (K8S / "overlays").glob("*/kustomization.yaml"))
-CRD = ROOT.parent / "shared" / "data" / "kuberay" / "ray.io_rayservices.yaml.gz"
 VERSION = "1.34"  # of Kubernetes' schemas
 OPERATORS_KINDS = ("PodMonitor", "PrometheusRule")  # of Prometheus' operator, whose schemas are not at hand
 KINDS = {"ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "RayService", "Service", "StatefulSet", *OPERATORS_KINDS}
@@ -57,17 +55,6 @@ def templates(documents):
     return cluster["headGroupSpec"]["template"], cluster["workerGroupSpecs"][0]["template"]
 
 
-@pytest.fixture(scope="module")
-def load_test():
-    return render(K8S / "loadtest")
-
-
-def pod_of(load_test):
-    template = one(load_test, "Job")["spec"]["template"]
-    (container,) = template["spec"]["containers"]
-    return template, container
-
-
 def config_of(documents) -> DeployConfig:
     data = yaml.safe_load(one(documents, "ConfigMap", "nestedfp-config")["data"]["deployment.yaml"])
     data["model"]["path"] = "models/fairytales-8m"  # what the claim holds is not here
@@ -77,14 +64,13 @@ def config_of(documents) -> DeployConfig:
 def test_an_overlay_is_complete(overlay):
     _, documents = overlay
     assert {each["kind"] for each in documents} >= KINDS
-    assert "Job" not in {each["kind"] for each in documents}, "a load test begins when somebody asks for it"
 
 
-def test_kubernetes_own_schemas_accept_every_document_and_every_pod(overlay, load_test):
-    documents = [*overlay[1], *load_test]
+def test_kubernetes_own_schemas_accept_every_document_and_every_pod(overlay):
+    documents = overlay[1]
     pods = [
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": template["spec"]}
-        for template in (*templates(documents), pod_of(load_test)[0])
+        for template in templates(documents)
     ]
     own = [each for each in documents if each["kind"] not in (*OPERATORS_KINDS, "RayService")]
     for document in own + pods:
@@ -130,10 +116,10 @@ def test_the_service_accepts_its_configuration_and_the_pods_have_what_it_needs(o
     assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
 
 
-def test_no_container_is_root_or_holds_a_key_in_its_environment(overlay, load_test):
+def test_no_container_is_root_or_holds_a_key_in_its_environment(overlay):
     _, documents = overlay
     pods = [template["spec"] for template in templates(documents)]
-    pods += [one(documents, "StatefulSet")["spec"]["template"]["spec"], pod_of(load_test)[0]["spec"]]
+    pods.append(one(documents, "StatefulSet")["spec"]["template"]["spec"])
     for pod in pods:
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["automountServiceAccountToken"] is False
@@ -144,7 +130,6 @@ def test_no_container_is_root_or_holds_a_key_in_its_environment(overlay, load_te
     environment = {each["name"]: each.get("value") for pod in pods[:2] for each in pod["containers"][0]["env"]}
     assert "NESTEDFP_ADMIN_KEY" not in environment
     assert {"NESTEDFP_ADMIN_KEY_FILE", "NESTEDFP_KEYS_FILE", "NESTEDFP_CONFIG"} <= environment.keys()
-    assert "secretKeyRef" not in str(pods[3]["containers"][0]["env"])
 
 
 def test_a_pod_has_more_time_to_stop_than_its_streams_have_to_end(overlay):
@@ -158,61 +143,6 @@ def test_a_pod_has_more_time_to_stop_than_its_streams_have_to_end(overlay):
     assert within_s >= leave.LEFT_S + drain_s + 120, "two minutes in which a replacement is loaded"
     rays_own_s = 30  # RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: Ray drains again on SIGTERM
     assert worker["spec"]["terminationGracePeriodSeconds"] >= within_s + rays_own_s + 30, "30 s for what Ray does after"
-
-
-def test_a_pod_knows_whose_node_it_is_when_it_leaves(overlay):
-    """KubeRay gives every container RAY_ADDRESS and the token; the hook runs in the container, with its PATH and PYTHONPATH."""
-    _, documents = overlay
-    head, worker = templates(documents)
-    assert "lifecycle" not in head["spec"]["containers"][0], "the head does not leave its cluster"
-    environment = {each["name"] for each in worker["spec"]["containers"][0]["env"]}
-    assert not environment & {"RAY_ADDRESS", "RAY_AUTH_TOKEN", "PATH", "PYTHONPATH"}, "nothing of it is overwritten"
-    for line in re.findall(r"^ENV (.*)$", (K8S / "Dockerfile").read_text(), re.MULTILINE):
-        assert "PATH=/app/.venv/bin:$PATH PYTHONPATH=/app " in line
-
-
-GIB = 1 << 30
-# As measured: k8s/base/rayservice.yaml says how.
-HEAD_BYTES, NODE_BYTES, REPLICA_BYTES = 2.3 * GIB, 0.5 * GIB, 1.9 * GIB
-
-
-def in_bytes(quantity: str) -> int:
-    number, unit = re.fullmatch(r"(\d+)([MG]i)", quantity).groups()
-    return int(number) << {"Mi": 20, "Gi": 30}[unit]
-
-
-@pytest.fixture(scope="module")
-def object_store_bytes() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Ray's imports
-        from deploy.startup.local_ray import OBJECT_STORE_BYTES
-    return OBJECT_STORE_BYTES
-
-
-def test_a_pod_has_the_memory_that_its_processes_and_its_shared_memory_take(overlay, object_store_bytes):
-    _, documents = overlay
-    config = config_of(documents)
-    replica = REPLICA_BYTES + (config.engine.kv_cache_bytes or 0)
-    # A rolling update starts a replica beside the one that goes.
-    for template, processes in zip(templates(documents), (HEAD_BYTES, NODE_BYTES + 2 * replica), strict=True):
-        (container,) = template["spec"]["containers"]
-        resources = container["resources"]
-        limit = in_bytes(resources["limits"]["memory"])
-        assert in_bytes(resources["requests"]["memory"]) == limit, "a pod that gets less than it was promised is killed"
-        (shared,) = [volume["emptyDir"] for volume in template["spec"]["volumes"] if volume["name"] == "memory"]
-        assert shared["medium"] == "Memory"
-        held = in_bytes(shared["sizeLimit"]) if processes > HEAD_BYTES else object_store_bytes
-        assert processes + held <= limit
-
-
-def test_rays_object_store_fits_into_the_shared_memory(overlay, object_store_bytes):
-    """By itself Ray takes 30 % of the memory, and where /dev/shm has less, files in the container's own file system."""
-    _, documents = overlay
-    cluster = one(documents, "RayService")["spec"]["rayClusterConfig"]
-    for group in (cluster["headGroupSpec"], cluster["workerGroupSpecs"][0]):
-        assert group["rayStartParams"]["object-store-memory"] == str(object_store_bytes)
-        (shared,) = [each["emptyDir"] for each in group["template"]["spec"]["volumes"] if each["name"] == "memory"]
-        assert in_bytes(shared["sizeLimit"]) >= 2 * object_store_bytes
 
 
 def test_selectors_find_the_pods_that_they_mean(overlay):
@@ -249,65 +179,9 @@ def test_the_images_are_those_of_the_dockerfile_and_pinned(overlay):
     assert f"--target {wanted.removeprefix('nestedfp-')} " in text
 
 
-def test_the_rules_that_are_deployed_are_those_that_a_prometheus_has_tested():
+def test_the_rules_that_are_deployed_are_those_that_the_metrics_tests_read():
     rules = one(render(OVERLAYS[0]), "PrometheusRule")
-    assert {"groups": rules["spec"]["groups"]} == prometheus_run.rule_groups()
-
-
-# -- the load test -----------------------------------------------------------------------------------------------------
-
-
-def test_the_load_tests_command_line_is_one_that_it_accepts_and_names_only_what_the_pod_has(load_test):
-    template, container = pod_of(load_test)
-    assert container["command"] == ["python", "-m", "loadtest"]
-    config = parse_config(container["args"])
-    service = one(render(OVERLAYS[0]), "RayService")["metadata"]["name"]
-    assert config.url == f"http://{service}-serve-svc:8000", "KubeRay names the service so"
-    assert config.allow_host == f"{service}-serve-svc"
-    assert config.directed, "it compares precisions"
-    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
-    key = mounts[str(config.admin_key_file.parent)]
-    assert key["readOnly"]
-    secret = volumes[key["name"]]["secret"]["secretName"]
-    head, _ = templates(render(OVERLAYS[0]))
-    heads = {volume["secret"]["secretName"] for volume in head["spec"]["volumes"] if "secret" in volume}
-    assert secret in heads, "the service reads its admin key from the same secret"
-    assert "readOnly" not in mounts[str(config.out)]
-    assert "emptyDir" in volumes[mounts[str(config.out)]["name"]]
-    assert (config.trace, config.service_config) == (None, None), "nothing else is read"
-
-
-def test_the_load_test_runs_the_shipped_image_and_ends_by_itself(load_test):
-    template, container = pod_of(load_test)
-    assert container["image"] == "nestedfp-cpu:0.1.0"
-    assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    job = one(load_test, "Job")["spec"]
-    assert job["backoffLimit"] == 0
-    config = parse_config(container["args"])
-    longest_s = config.probe_s + len(config.policies) * (config.cooldown_s + config.duration_s + config.drain_s)
-    assert longest_s + (len(config.policies) + 3) * config.settle_limit_s < job["activeDeadlineSeconds"]
-    assert job["ttlSecondsAfterFinished"]
-    assert template["spec"]["restartPolicy"] == "Never"
-
-
-def test_the_network_lets_the_load_test_reach_the_service_and_nothing_else(load_test):
-    labels = pod_of(load_test)[0]["metadata"]["labels"]
-    overlay = render(OVERLAYS[0])
-    service = one(overlay, "NetworkPolicy", "nestedfp")["spec"]
-    assert {"podSelector": {"matchLabels": {"nestedfp.io/client": "true"}}} in [
-        source for rule in service["ingress"] for source in rule["from"]
-    ]
-    assert labels["nestedfp.io/client"] == "true"
-    assert service["podSelector"]["matchLabels"].items() - labels.items(), "it is no pod of the service"
-    own = one(load_test, "NetworkPolicy")["spec"]
-    assert own["podSelector"]["matchLabels"].items() <= labels.items()
-    assert set(own["policyTypes"]) == {"Ingress", "Egress"}
-    assert "ingress" not in own
-    to_service, to_names = own["egress"]
-    assert to_service["to"] == [{"podSelector": service["podSelector"]}]
-    assert [port["port"] for port in to_service["ports"]] == [8000]
-    assert {port["port"] for port in to_names["ports"]} == {53}
+    assert {"groups": rules["spec"]["groups"]} == monitoring.rule_groups()
 
 
 # -- the image ---------------------------------------------------------------------------------------------------------

@@ -30,23 +30,6 @@ def exists(name):
     return (leftovers.SHARED_MEMORY / name).exists()
 
 
-def holder(name):
-    """A child that has it mapped, and tracks nothing."""
-    script = textwrap.dedent(
-        f"""
-        import mmap, time
-        with open("/dev/shm/{name}", "r+b") as file:
-            held = mmap.mmap(file.fileno(), 4096)
-        print("up", flush=True)
-        time.sleep(600)
-        """
-    )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"up\n"
-    process.stdout.close()
-    return process
-
-
 @pytest.fixture
 def semaphore():
     """The name of a lock, and a child that has made it, as an engine does, and has nobody to remove it when it is killed."""
@@ -80,42 +63,24 @@ def test_the_folder_goes_with_the_service():
     assert not folder.exists()
 
 
-def test_shared_memory_of_a_killed_process_goes_at_the_second_look(memory):
-    watch = leftovers.SharedMemory()
-    process = holder(memory)
-    watch.look()
-    watch.look()
-    assert exists(memory), "in use"
-    killed(process)
-    watch.look()
-    watch.look()
-    assert not exists(memory)
-
-
-def test_a_lock_of_a_killed_process_goes_too_and_nothing_of_others(semaphore, memory):
+def test_what_a_killed_process_had_mapped_goes_at_the_next_look_or_the_end_and_nothing_of_others(semaphore, memory):
     name, process = semaphore
     with leftovers.SharedMemory() as watch:
         watch.look()
-        assert exists(name)
-        killed(process)
         watch.look()
+        assert exists(name), "in use"
+        killed(process)
         watch.look()
         assert not exists(name)
     assert exists(memory), "nobody here had it mapped"
 
 
-def test_at_the_end_goes_what_was_ever_seen_and_nothing_else(memory):
-    other = shared_memory.SharedMemory(create=True, size=4096)
-    try:
-        with leftovers.SharedMemory() as watch:
-            process = holder(memory)
-            watch.look()
-            killed(process)
-        assert not exists(memory)
-        assert exists(other.name), "this process's own"
-    finally:
-        other.close()
-        other.unlink()
+def test_at_the_end_goes_what_was_seen_last(semaphore):
+    name, process = semaphore
+    with leftovers.SharedMemory() as watch:
+        watch.look()
+        killed(process)
+    assert not exists(name)
 
 
 def test_the_next_start_removes_the_folder_of_a_killed_service(tmp_path):
@@ -171,19 +136,6 @@ def test_no_start_removes_a_folder_of_another_user(tmp_path, whose):
 def _made(path):
     path.mkdir()
     return path
-
-
-def test_what_cannot_be_removed_keeps_nothing_else_from_going(memory):
-    made = (
-        leftovers.SHARED_MEMORY / f"{memory}-folder"
-    )  # a folder is not unlinked, whoever asks: as root every file would be
-    made.mkdir()
-    try:
-        leftovers.remove([made.name, memory])
-        assert made.exists()
-        assert not exists(memory)
-    finally:
-        made.rmdir()
 
 
 def test_processes_that_do_not_end_are_ended(monkeypatch):

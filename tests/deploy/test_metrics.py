@@ -1,7 +1,6 @@
 """Pages of metrics: what is on them, and that another parser reads them as OpenMetrics."""
 
 import asyncio
-import threading
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -71,16 +70,6 @@ def test_pages_of_two_replicas_make_one_page_with_every_family_once():
     assert text.count("# TYPE nestedfp_tokens counter") == 1
     assert value(text, "nestedfp_tokens_total", precision="fp8", **LABELS) == 70
     assert value(text, "nestedfp_tokens_total", precision="fp8", **(LABELS | {"replica": "r2"})) == 700
-
-
-def test_a_label_with_quotes_and_line_breaks_stays_one_value():
-    odd = 'a "b"\\\nc'
-    text = openmetrics.merge([openmetrics.render(RequestMetrics().collect(), LABELS | {"model": odd})])
-    assert all(dict(labels)["model"] == odd for _, labels in samples(text))
-
-
-def test_an_empty_page_is_a_page():
-    assert openmetrics.merge([]) == "# EOF\n"
 
 
 # -- a replica ---------------------------------------------------------------------------------------------------------
@@ -192,32 +181,6 @@ def test_observations_in_bulk_land_where_single_ones_do():
     assert samples(openmetrics.render(single.collect(), {})) == pytest.approx(
         samples(openmetrics.render(bulk.collect(), {}))
     )
-
-
-def test_two_threads_that_flush_at_once_count_each_observation_once():
-    registry = CollectorRegistry()
-    bulk = BulkHistogram(Histogram("x", "Text.", registry=registry))
-    begun, go_on = threading.Event(), threading.Event()
-
-    class Slow(list):
-        """The other thread comes while the first one has copied the values and not yet cut them off."""
-
-        def __getitem__(self, index):
-            found = super().__getitem__(index)
-            begun.set()
-            go_on.wait(1)
-            return found
-
-    bulk._values = Slow([0.5, 2.0])
-    first, second = threading.Thread(target=bulk.flush), threading.Thread(target=bulk.flush)
-    first.start()
-    assert begun.wait(10)
-    second.start()
-    second.join(0.2)
-    go_on.set()
-    first.join()
-    second.join()
-    assert value(openmetrics.render(registry.collect(), {}), "x_count") == 2
 
 
 def test_the_lean_statistics_of_a_token_say_what_those_of_vllm_say(monkeypatch):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from deploy.access.priority import NotAllowed, Priority, ranked
+from deploy.access.priority import Priority, ranked
+from deploy.front.replies import Refused
 
 HIGH, NORMAL, BATCH = Priority
 
@@ -28,7 +29,7 @@ def test_the_class_of_a_request_with_a_key(stated, own, pinned, wanted):
 
 @pytest.mark.parametrize("own", [None, NORMAL, BATCH])
 def test_no_request_gets_a_better_class_than_its_key(own):
-    with pytest.raises(NotAllowed, match=r"priority -1 is of the class high"):
+    with pytest.raises(Refused, match=r"priority -1 is of the class high"):
         ranked(-1, own, anything=False, pinned=False)
 
 

@@ -1,8 +1,7 @@
-"""The service on a Ray cluster that runs already, here of two nodes on one machine: by ``serve deploy``, and by ``--address``."""
+"""The service on a Ray cluster that runs already, here of two nodes on one machine."""
 
 import re
 import subprocess
-import sys
 
 import httpx
 import pytest
@@ -11,39 +10,23 @@ import yaml
 from live_service import MODEL, complete, demo_config, wait_until
 from processes import ROOT
 
-from deploy.config import ConfigError
 from deploy.haproxy.launcher import SETTINGS_ENV
-from deploy.startup.attach import require_environment
 
 PORT = 8131
 two_nodes = pytest.mark.skipif(not ray_nodes.possible(), reason="no right to make network namespaces (ip netns)")
 NODE = {"RAY_SERVE_ENABLE_HA_PROXY": "1", SETTINGS_ENV: "{}"}
 
 
-def test_a_node_without_the_environment_is_named_and_nothing_is_deployed():
-    require_environment({"a": NODE, "b": NODE})
-    for lacking in ({}, {"RAY_SERVE_ENABLE_HA_PROXY": "1"}, {**NODE, "RAY_SERVE_ENABLE_HA_PROXY": "0"}):
-        with pytest.raises(ConfigError, match=r"1 of 2 nodes lack the environment \(b\): start every node"):
-            require_environment({"a": NODE, "b": lacking})
-    with pytest.raises(ConfigError, match="no living node"):
-        require_environment({})
+@pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
+@pytest.mark.parametrize("lacking", NODE)
+def test_in_a_process_of_a_node_without_the_environment_nothing_is_built(monkeypatch, lacking):
+    from deploy.app import build
 
-
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        ("127.0.0.1:{free}", "error: --address: no Ray cluster at 127.0.0.1:{free}"),
-        ("ray://127.0.0.1:10001", "error: --address: expected auto or HOST:PORT"),
-        ("somewhere", "error: --address: expected auto or HOST:PORT"),
-    ],
-)
-def test_an_address_where_no_cluster_is_is_said_in_one_line(address, message):
-    free = ray_nodes.free_port()
-    command = [sys.executable, "-m", "deploy.serve", "--address", address.format(free=free)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.startswith(message.format(free=free))
-    assert len(done.stderr.splitlines()) == 1
+    for name, value in NODE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(lacking)
+    with pytest.raises(RuntimeError, match="start every Ray node in the environment"):
+        build({"config": "none.yaml"})
 
 
 @pytest.fixture(scope="module")
@@ -93,21 +76,6 @@ def shut_down(cluster):
 def test_serve_deploy_starts_the_shipped_configuration_on_two_nodes(cluster, config, tmp_path):
     cluster.deploy(ray_nodes.shipped(config, PORT, tmp_path / "serve.yaml"))
     assert wait_until(cluster.running, 400, 2.0), cluster.applications()
-    check_service(cluster)
-    check_places(cluster)
-    shut_down(cluster)
-
-
-@two_nodes
-@pytest.mark.faults
-def test_the_start_up_command_deploys_on_a_running_cluster_and_returns(cluster, config):
-    command = [sys.executable, "-m", "deploy.serve", "--config", str(config), "--address", cluster.gcs]
-    plain = {
-        name: value for name, value in cluster.environment.items() if not name.startswith(("RAY_SERVE_", SETTINGS_ENV))
-    }
-    done = subprocess.run([*cluster.head, *command], cwd=ROOT, env=plain, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    assert f"ready on port {PORT}" in done.stdout
     check_service(cluster)
     check_places(cluster)
     shut_down(cluster)

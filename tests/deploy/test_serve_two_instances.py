@@ -2,8 +2,6 @@
 
 import hashlib
 import re
-import subprocess
-import sys
 import time
 
 import httpx
@@ -11,7 +9,6 @@ import pytest
 import ray_nodes
 import yaml
 from live_service import demo_config, wait_until
-from processes import ROOT
 
 PORT = 8141
 PLACES = {"tales": "", "stories": "/second"}  # application -> its route prefix, "" for the root
@@ -132,17 +129,6 @@ def test_two_services_share_a_cluster_and_nothing_else(cluster, files):
         assert precisions["tales"]["fp8"] == 0
 
 
-def test_a_place_that_is_taken_is_refused_before_anything_starts(cluster, files):
-    before = cluster.applications()
-    command = [sys.executable, "-m", "deploy.serve", "--config", str(files / "tales.yaml"), "--address", cluster.gcs]
-    done = subprocess.run(
-        [*cluster.head, *command], cwd=ROOT, env=cluster.environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 2, done.stderr
-    assert "error: the application 'tales' is at / on this cluster already: set --application tales" in done.stderr
-    assert cluster.applications().keys() == before.keys()
-
-
 def test_one_that_goes_takes_its_routes_with_it_and_the_other_serves_on(cluster, files):
     cluster.deploy(serve_file(files, "tales"))
     assert wait_until(lambda: states(cluster) == {"tales": "RUNNING", "tales-control": "RUNNING"}, 120, 1.0)
@@ -152,17 +138,3 @@ def test_one_that_goes_takes_its_routes_with_it_and_the_other_serves_on(cluster,
         while time.monotonic() < began_s + 5:
             assert complete(client, "tales").status_code == 200
         assert len(status(client, "tales")["replicas"]) == 1
-
-
-def test_a_second_service_is_started_beside_a_running_one_by_the_start_up_command(cluster, files):
-    command = [sys.executable, "-m", "deploy.serve", "--config", str(files / "stories.yaml"), "--address", cluster.gcs]
-    command += ["--application", "stories", "--route-prefix", PLACES["stories"]]
-    done = subprocess.run(
-        [*cluster.head, *command], cwd=ROOT, env=cluster.environment, capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, done.stderr
-    assert "below /second" in done.stdout
-    with httpx.Client(base_url=f"http://{cluster.addresses[0]}:{PORT}", timeout=60, trust_env=False) as client:
-        assert wait_until(lambda: complete(client, "stories").status_code == 200, 60, 1.0)
-        assert complete(client, "tales").json()["model"] == "tales"
-        assert len(status(client, "stories")["replicas"]) == len(status(client, "tales")["replicas"]) == 1

@@ -1,7 +1,5 @@
 """The start-up command around the service: the admin key of each, what it leaves, and signals to the whole process group."""
 
-import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -10,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import psutil
@@ -33,47 +30,22 @@ def test_a_given_key_goes_into_a_file_for_the_user_alone(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_key_is_made_for_the_user_alone_and_goes_with_the_service(tmp_path):
-    with serve.admin_key("", tmp_path, tmp_path) as (path, _):
-        assert path == tmp_path / "admin.key"
-        assert len(path.read_text()) >= 32
-        assert path.stat().st_mode & 0o077 == 0
-    assert not list(tmp_path.iterdir())
-    assert ADMIN_KEY_ENV not in os.environ
-
-
-def test_a_second_service_does_not_overwrite_the_key_of_the_first(tmp_path):
-    with serve.admin_key("", tmp_path, tmp_path):
-        first = (tmp_path / "admin.key").read_text()
-        script = textwrap.dedent(
-            f"""
-            import pathlib
-            from deploy import serve
-            folder = pathlib.Path({str(tmp_path)!r})
-            with serve.admin_key("", folder, folder) as (path, where):
-                print(path.name, path.read_text())
-            """
-        )
-        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-        name, second = done.stdout.split()
-        assert name.startswith("admin-")
-        assert second != first
-        assert (tmp_path / "admin.key").read_text() == first
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("is_second_service", [False, True])
-def test_a_key_file_that_everybody_could_read_is_for_this_user_alone_from_then_on(tmp_path, is_second_service):
-    name = f"admin-{os.getpid()}.key" if is_second_service else "admin.key"
-    (tmp_path / name).write_text("the last service's")
-    (tmp_path / name).chmod(0o644)
-    with contextlib.ExitStack() as held:
-        if is_second_service:
-            other = held.enter_context((tmp_path / "admin.key").open("w"))
-            fcntl.flock(other, fcntl.LOCK_EX)
-        path, _ = held.enter_context(serve.admin_key("", tmp_path, tmp_path))
-        assert path.name == name
-        assert path.stat().st_mode & 0o777 == 0o600
+def test_a_key_is_made_for_the_user_alone_and_a_second_service_has_its_own(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    runs = tmp_path / "runs"
+    with serve.admin_key("", folders[0], runs) as (first, _):
+        assert len(first.read_text()) >= 32
+        assert first.stat().st_mode & 0o077 == 0
+        with serve.admin_key("", folders[1], runs) as (second, where):
+            assert where == str(second)
+        assert (runs / "admin.key").read_text() == first.read_text() != second.read_text()
+    assert not list(runs.iterdir())
+    (runs / "admin.key").symlink_to(tmp_path / "of a service that was killed")
+    first.unlink()
+    with serve.admin_key("", folders[0], runs) as (first, _):
+        assert (runs / "admin.key").read_text() == first.read_text()
 
 
 @pytest.mark.parametrize("keys_file", [None, "keys.yaml"])

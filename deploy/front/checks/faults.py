@@ -22,10 +22,9 @@ OF_A_MACHINE = re.compile(r"site-packages|\.py\b|(^|[\s'\"(])/\w|0x[0-9a-f]{6}")
 NAMES = {
     "max_tokens": ("max_completion_tokens", "max_output_tokens"),
     "logprobs": ("top_logprobs",),
-    "stop": ("stop_sequences",),
     "input_tokens": ("prompt", "messages", "input"),
     "input_text": ("prompt", "messages", "input"),
-    "structured_outputs": ("structured_outputs", "response_format", "text", "output_config", "tool_choice", "tools"),
+    "structured_outputs": ("structured_outputs", "response_format", "text", "tool_choice", "tools"),
 }
 NONE_LEFT = "max_tokens must be at least 1, got 0."  # vLLM, also where the prompt fills the whole context
 MOST_CHARACTERS = 600  # vLLM's sentence on the length of the context is a long one
@@ -75,13 +74,13 @@ def _place(error: Any, given: Any) -> list[Any]:
 
 
 def of_engine(
-    error: Exception, given: Mapping[str, Any], accepted: bool, constrained: bool, longest: int | None
+    error: Exception, given: Mapping[str, Any], begun: bool, constrained: bool, longest: int | None
 ) -> Refused:
     """Return what the client hears of an exception of vLLM's, from its front end or its engine.
 
     Args:
         given: the fields of the request, by name.
-        accepted: the engine has computed a token of the request.
+        begun: the engine has computed a token of the request.
         constrained: a grammar constrains it.
         longest: tokens of the model's context; None: nobody knows.
     """
@@ -91,7 +90,7 @@ def of_engine(
     failed = isinstance(error, (EngineGenerateError, GenerationError))
     if constrained and failed:
         return Refused(400, "the grammar has no way on from the text so far", param=place("structured_outputs", given))
-    if failed and accepted:
+    if failed and begun:
         log.error("request failed: %s: %s", type(error).__name__, one_line(str(error)))
         return Refused(500, "the engine failed on this request")
     cause = error.__cause__ if isinstance(error, EngineGenerateError) else None

@@ -140,7 +140,7 @@ def parse(
     """Return the request.
 
     Args:
-        model: vLLM's class of it, or a union of such.
+        model: vLLM's class of it.
         check: of the request once it is read; raises ``Refused``.
         most_ids: token ids in it.
 
@@ -343,7 +343,7 @@ def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
     """
     header = headers.get(PRIORITY_HEADER.encode())
     if header is None:
-        return int(request.priority) if "priority" in type(request).model_fields else 0
+        return int(request.priority)
     given = header.decode("latin-1")
     try:
         stated = int(given)
@@ -356,5 +356,4 @@ def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
 
 
 def _xargs(request: Any) -> dict[str, Any]:
-    # A message has no such field of vLLM's: there it is one of those that pydantic keeps beside.
-    return getattr(request, "vllm_xargs", None) or {}
+    return request.vllm_xargs or {}

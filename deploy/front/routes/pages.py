@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from deploy.front.replies import Refused
+from deploy.front.replies import Refused, reply
 
 MODELS, VERSION = "/v1/models", "/version"
 
@@ -23,13 +23,8 @@ PageSource = Callable[[], Awaitable[Shown]]
 
 async def show(send: Any, shown: Shown) -> None:
     """Send an answer through ASGI."""
-    headers = [
-        (b"content-type", shown.content_type.encode()),
-        (b"content-length", str(len(shown.body)).encode()),
-        (b"cache-control", b"no-store"),
-    ]
-    await send({"type": "http.response.start", "status": shown.status, "headers": headers})
-    await send({"type": "http.response.body", "body": shown.body})
+    kind = (b"content-type", shown.content_type.encode())
+    await reply(send, shown.status, shown.body, ((b"cache-control", b"no-store"),), kind)
 
 
 def version() -> Shown:

@@ -1,7 +1,6 @@
 """OpenAI's ``/v1/responses``, without what would have to be kept between two requests, and without tools that run here."""
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from deploy.access.admission import Asked
@@ -15,11 +14,8 @@ LAST_EVENTS = ("response.completed", "response.incomplete")
 BEFORE_THE_ENGINE = ("response.created", "response.in_progress")  # events that say nothing of it
 
 
-@dataclass(frozen=True)
 class ResponsesRoute(Route):
     """The route; the usage stands in the response of the last event."""
-
-    method: str = "create_responses"
 
     def check(self, request: Any) -> None:
         """See ``Route.check``."""
@@ -39,6 +35,10 @@ class ResponsesRoute(Route):
     def asks(self, request: Any) -> Asked:
         """See ``Route.asks``."""
         return asked_of_input(request)
+
+    def is_plain(self, request: Any) -> bool:
+        """See ``Route.is_plain``: its events are vLLM's."""
+        return False
 
     def answer(self, result: Any) -> dict[str, Any]:
         """See ``Route.answer``."""

@@ -1,6 +1,5 @@
-"""The routes: whose requests each takes, what they ask for, and who answers. Those of a model that makes text."""
+"""The routes: whose requests each takes, what they ask for, and who answers."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,34 +18,38 @@ def tokens_of(counts: Any) -> Tokens | None:
 
 
 @dataclass(frozen=True)
-class Route(ABC):
-    """One route; ``routes`` says what its requests are.
+class Route:
+    """A route whose answer is text, streamed or in one piece.
 
     Attributes:
-        model: vLLM's request class, or a union of such.
+        model: vLLM's request class.
         serving: vLLM's serving object.
         method: of that.
+        chat: it answers messages.
     """
 
     model: Any
     serving: Any
-    method: str = "__call__"
+    method: str
+    chat: bool = False
 
-    @abstractmethod
     def check(self, request: Any) -> None:
         """Check a request's bounds.
 
         Raises:
             Refused: 400 with the field, its bound and what came.
         """
+        check_bounds(request)
+        if self.chat and request.logprobs and request.top_logprobs is None:
+            request.top_logprobs = 0  # vLLM would leave the tokens' own out as well
 
-    @abstractmethod
     def asks(self, request: Any) -> Asked:
         """Return what a request asks of the engine."""
+        return asked_of(request)
 
     def is_plain(self, request: Any) -> bool:
         """Whether the answer is a stream that this front writes by itself."""
-        return False
+        return is_plain(request, self.chat)
 
     def answer(self, result: Any) -> dict[str, Any]:
         """Return vLLM's answer in one piece as what becomes JSON."""
@@ -95,27 +98,6 @@ def is_plain(request: Any, chat: bool) -> bool:
     return one and request.logprobs is None
 
 
-@dataclass(frozen=True)
-class TextRoute(Route):
-    """A route whose answer is text, streamed or in one piece."""
-
-    chat: bool = False
-
-    def check(self, request: Any) -> None:
-        """See ``Route.check``."""
-        check_bounds(request)
-        if self.chat and request.logprobs and request.top_logprobs is None:
-            request.top_logprobs = 0  # vLLM would leave the tokens' own out as well
-
-    def asks(self, request: Any) -> Asked:
-        """See ``Route.asks``."""
-        return asked_of(request)
-
-    def is_plain(self, request: Any) -> bool:
-        """See ``Route.is_plain``."""
-        return is_plain(request, self.chat)
-
-
 def routes(state: Any) -> dict[str, Route]:
     """Return the routes by path, of those serving objects that vLLM has made for the model.
 
@@ -130,8 +112,8 @@ def routes(state: Any) -> dict[str, Route]:
 
     completion, chat = state.openai_serving_completion, state.openai_serving_chat
     found: dict[str, Route] = {
-        "/v1/completions": TextRoute(CompletionRequest, completion, "create_completion"),
-        "/v1/chat/completions": TextRoute(ChatCompletionRequest, chat, "create_chat_completion", chat=True),
-        "/v1/responses": ResponsesRoute(ResponsesRequest, state.openai_serving_responses),
+        "/v1/completions": Route(CompletionRequest, completion, "create_completion"),
+        "/v1/chat/completions": Route(ChatCompletionRequest, chat, "create_chat_completion", chat=True),
+        "/v1/responses": ResponsesRoute(ResponsesRequest, state.openai_serving_responses, "create_responses"),
     }
     return {path: route for path, route in found.items() if route.serving is not None}

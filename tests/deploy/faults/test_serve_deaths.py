@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 from fault_load import Load, Streams
-from fault_service import URL, Poll, faults, gone, settled, status
+from fault_service import Poll, faults, gone, settled, status
 from live_service import ADMIN, MODEL, complete, wait_until
 
 from deploy.startup import leftovers
@@ -150,28 +150,45 @@ def test_a_controller_that_stands_still_is_replaced_and_its_successor_goes_on_ab
     assert status(client)["epoch"] > epoch
 
 
-def test_a_killed_haproxy_comes_back_on_its_port_and_sends_requests_to_the_same_replicas(client, service, capsys):
+HAPROXY, GCS = r"/haproxy -db", r"/gcs_server "
+
+
+@pytest.mark.parametrize(
+    ("part", "number"),
+    [
+        *((r"^ray::ServeReplica:nestedfp-control", number) for number in (signal.SIGKILL, signal.SIGSTOP)),
+        *((HAPROXY, number) for number in (signal.SIGKILL, signal.SIGSTOP)),
+        (r"^ray::HAProxyManager", signal.SIGKILL),
+        (r"^ray::ServeController", signal.SIGKILL),
+        (GCS, signal.SIGSTOP),
+    ],
+)
+def test_whatever_else_dies_or_stands_still_no_request_hangs_and_none_looks_whole_that_is_not(
+    client, service, capsys, part, number
+):
     settled(client)
     service.look()
-    replicas = set(service.replicas())
-    killed = [each for each in service.children("haproxy") if each.name() == "haproxy"]
-    assert killed
-    for each in killed:
-        each.kill()
-    killed_s = time.monotonic()
-    with pytest.raises(httpx.TransportError):
-        httpx.get(f"{URL}/ready", trust_env=False)
-
-    def ready():
-        with contextlib.suppress(httpx.TransportError):
-            return client.get("/ready").status_code == 200
-
-    assert wait_until(ready, 60, 0.05)
-    took_s = time.monotonic() - killed_s
-    assert complete(client)["usage"]["completion_tokens"] == 8
+    replicas, victims = set(service.replicas()), service.children(part)
+    assert victims
+    with Load(4) as load:
+        assert wait_until(lambda: load.done() >= 8, 60)
+        began_s, done = time.monotonic(), load.done()
+        for each in victims:
+            each.send_signal(number)
+        if number is signal.SIGSTOP:
+            wait_until(lambda: all(map(gone, victims)), 10 if part == GCS else 60)
+            for each in victims:
+                with contextlib.suppress(psutil.Error):
+                    each.resume()
+        settled(client)
+        took_s = time.monotonic() - began_s
+        assert wait_until(lambda: load.done() >= done + 20, 60)
+    failed = [asked.end for asked in load.asked if asked.failed]
     with capsys.disabled():
-        print(f"\nHAProxy killed: back after {took_s:.1f} s")
-    settled(client)
+        print(f"\n{part} {number.name}: well again after {took_s:.0f} s, {len(failed)} of {len(load.asked)} failed")
+    assert not [end for end in failed if "timed out" in end], "it hung"
+    assert not [asked for asked in load.asked if asked.failed and asked.status == 200 and asked.end != "error event"]
+    assert part == HAPROXY or "Proxy" in part or not failed
     assert set(service.replicas()) == replicas
 
 

@@ -1,6 +1,5 @@
 """Who is let in, who is refused, and who is sent to another replica: by room, priority, deadline and pin."""
 
-import asyncio
 import hashlib
 import json
 import time
@@ -13,10 +12,9 @@ from vllm.exceptions import VLLMValidationError
 from deploy.access.admission import Admission, Asked
 from deploy.access.keys import Keys
 from deploy.access.peers import RETRYABLE_BODY_BYTES, Elsewhere
-from deploy.front.context import CONTEXT, PathMeter, RequestContext
+from deploy.front.context import CONTEXT, PathMeter
 from deploy.front.generate import Queueing
-from deploy.front.handover import EngineClientProxy, GenerateCall
-from deploy.front.replies import Refused
+from deploy.front.handover import EngineClientProxy
 from deploy.front.routes import text
 from deploy.front.streams import Frame
 from deploy.haproxy.haproxy_config import ATTEMPT_HEADER, ELSEWHERE_STATUS
@@ -193,36 +191,6 @@ def test_a_request_whose_deadline_is_up_in_front_of_the_engine_gets_503_and_uses
     assert int(answer[1]["retry-after"]) > 0
     assert (admission.inside, used()) == (0, 0)
     assert admission.refusals["late", "normal"] == 1
-
-
-def test_the_trial_of_a_grammar_is_told_how_long_the_request_may_wait_for_it():
-    told = []
-
-    class Slow:
-        async def check(self, params, left_s):
-            told.append(left_s)
-            raise Refused(503, "not in time")
-
-    async def scenario():
-        clock = HandClock(0.0)
-        context = RequestContext(PathMeter(clock), 0.0, reach_by_s=4.0)
-        clock.now_s = 1.5
-        call = GenerateCall(None, None, SamplingParams(), "r", {}, Slow())
-        with pytest.raises(Refused, match="not in time"):
-            await call.start(context)
-        assert str(context.refused) == "not in time"
-        clock.now_s = 9.0
-        with pytest.raises(Refused):
-            await context.tries(Slow(), SamplingParams())
-        with pytest.raises(Refused):
-            await RequestContext(PathMeter(clock), 0.0).tries(Slow(), SamplingParams())
-        begun = RequestContext(PathMeter(clock), 0.0, reach_by_s=4.0)
-        begun.submitted({})
-        begun.hands_over()  # its second prompt
-        assert begun.left_s is None, "a prompt of it is there"
-
-    asyncio.run(scenario())
-    assert told == [2.5, 0.0, None]
 
 
 def test_who_was_sent_on_is_remembered_and_the_memory_is_bounded():

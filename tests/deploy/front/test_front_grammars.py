@@ -143,22 +143,6 @@ def test_what_does_not_compile_or_allows_nothing_is_refused_with_the_reason(tria
     assert caught.value.status == 400
 
 
-def test_vllm_does_not_check_again_what_has_been_tried(trial, monkeypatch):
-    grammars.skip_tried()
-    config, tokenizer = StructuredOutputsConfig(), get_tokenizer(str(ROOT / "models" / "fairytales-8m"))
-
-    async def both():
-        params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
-        await trial.grammars.check(params)
-        monkeypatch.setattr("vllm.v1.structured_output.backend_xgrammar.validate_xgrammar_grammar", None)
-        params._validate_structured_outputs(type("Model", (), {"is_diffusion": False}), config, tokenizer)
-        other = SamplingParams(structured_outputs=StructuredOutputsParams(regex="z"))
-        with pytest.raises(TypeError):  # it would be checked
-            other._validate_structured_outputs(type("Model", (), {"is_diffusion": False}), config, tokenizer)
-
-    trial.loop.run_until_complete(both())
-
-
 def test_the_number_of_grammars_that_wait_is_bounded_also_where_their_clients_have_left(trial, monkeypatch):
     trial(regex="a")
     monkeypatch.setattr(grammars, "MOST_ASKED", 2)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from vllm.v1.metrics.stats import RequestStateStats
 
-from deploy.front.context import MOST_FINISHED, PAUSED_AFTER_S, PathMeter
+from deploy.front.context import PAUSED_AFTER_S, PathMeter
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 
 
@@ -83,13 +83,6 @@ def test_the_largest_lag_of_the_last_second_counts(meter, clock):
         meter.lag(lag_s)
     assert meter.stats(clock.now_s).loop_lag_ms == pytest.approx(200)
     assert meter.stats(clock.now_s + 1.5).loop_lag_ms == 0
-
-
-def test_what_nobody_takes_is_bounded(meter):
-    for number in range(MOST_FINISHED + 10):
-        meter.judge(float(number), None)
-    finished = meter.take_finished()
-    assert (len(finished), finished[-1]) == (MOST_FINISHED, (MOST_FINISHED + 9.0, None, None, None))
 
 
 def test_the_engines_account_counts_where_it_says_more_than_the_front_has_seen(meter, clock):

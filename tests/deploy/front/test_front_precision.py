@@ -8,18 +8,6 @@ from front_calls import GOOD, Peers, ask, error_of, front
 from deploy.front.generate import Inexact
 
 
-class Directed(Peers):
-    """A replica that is directed so."""
-
-    def __init__(self, mode):
-        super().__init__()
-        self._mode = mode
-
-    @property
-    def directed(self):
-        return self._mode
-
-
 async def answer(request):
     return SimpleNamespace(model_dump=lambda mode: {"usage": {}})
 
@@ -37,7 +25,7 @@ async def answer(request):
 )
 def test_a_header_says_what_was_decided_at_the_start(asked, directed, told):
     headers = {"x-nestedfp-precision": asked} if asked else {}
-    status, answered, _ = ask(front(answer, Directed(directed)), headers=headers)
+    status, answered, _ = ask(front(answer, Peers(directed=directed)), headers=headers)
     assert (status, answered["x-nestedfp-precision"]) == (200, told)
 
 
@@ -48,7 +36,7 @@ def test_where_no_answer_can_be_exact_a_promise_is_refused_and_everything_else_i
     assert (refused[0], refused[1]["retry-after"]) == (503, "60")
     assert "no answer can be exact: this engine runs" in error_of(refused)
     for inexact, told in ((Inexact.CHECKPOINT, "auto"), (Inexact.KV_CACHE, "weights_exact")):
-        directed = front(answer, Directed("fp16"))
+        directed = front(answer, Peers(directed="fp16"))
         directed._generate._inexact = inexact
         assert ask(directed)[1]["x-nestedfp-precision"] == told
     assert [ask(app, body={**GOOD, "precision": each})[0] for each in ("fast", "auto")] == [200, 200]

@@ -82,35 +82,6 @@ def test_a_compressed_body_is_told_so(coding, status):
         assert (error.status, "send it uncompressed" in str(error)) == (status, True)
 
 
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        (b"", "the body is no JSON"),
-        (b"{", "the body is no JSON"),
-        (b"\xff", "the body is no JSON"),
-        (b"[]", "an object"),
-        (b'{"model":"m"}', ""),
-        (b'{"model":"m","prompt":"x","max_tokens":"many"}', "max_tokens"),
-        (b'{"model":"m","prompt":"x","n":"two"}', "n"),
-        (b'{"model":"m","prompt":"x","stop":{"a":1}}', "stop"),
-        (b'{"model":"m","prompt":"\\ud800"}', ""),
-        (b'{"model":"m","prompt":"x","structured_outputs":7}', "cannot be processed"),
-    ],
-)
-def test_a_fault_is_said_in_one_sentence_with_its_place(body, told):
-    error = refusal(parse, body, JSON, CompletionRequest, check_bounds)
-    assert error.status == 400
-    assert told in str(error)
-    assert "\n" not in str(error)
-    assert "pydantic" not in str(error)
-
-
-@pytest.mark.parametrize("messages", [None, 1, "x", {}, [None], [[]]])
-def test_messages_that_are_none_are_the_requests_fault(messages):
-    error = refusal(chat, messages=messages)
-    assert (error.status, "\n" in str(error)) == (400, False)
-
-
 @pytest.mark.parametrize("text", ["at /usr/lib/x.py line 3", "<X at 0x7f00a1b2>"])
 def test_an_errors_line_shows_no_path_and_no_address(text):
     assert not set(one_line(text)) & set("/0")

@@ -12,8 +12,7 @@ from deploy.access.peers import PeerView
 from deploy.front.context import PathMeter
 from deploy.front.generate import Generate
 from deploy.front.handover import GenerateCall
-from deploy.front.replies import error_events
-from deploy.front.routes.text import TextRoute, is_plain
+from deploy.front.routes.text import Route, is_plain
 from deploy.front.streams import Frame
 from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
@@ -33,7 +32,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector  # noqa: E402
 
 PROMPT = [5, 6, 7]
 FINGERPRINT = "vllm-test"
-ROUTE = TextRoute(CompletionRequest, None)
+ROUTE = Route(CompletionRequest, None, "create")
 
 # Each output: text, token ids, finish reason, stop reason.
 ENDINGS = {
@@ -279,10 +278,6 @@ def test_counts_that_the_engine_never_said_are_left_out():
     frame = Frame.make("id", 1, "m", chat=False, include_usage=False)
     (event, *_) = events(frame.last("x", "length", None, 3, 4, None))
     assert event["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-
-
-def test_error_events_are_an_error_and_the_end_mark():
-    assert error_events(b'{"error":{}}') == b'data: {"error":{}}\n\ndata: [DONE]\n\n'
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,8 @@ def refused(body):
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "[,{"}] * MANY}]},
         {"prompt": [1] * MANY + ["a"]},
         {"prompt": [-1] * MANY},
-        {"prompt": [True] * MANY},
-        {"prompt": [[]] * MANY},
         {"input": [["a"] * MANY]},
-        {"stop_token_ids": [None] * MANY},
-        {"tools": [{}] * MANY},
         {f"a{number}": 0 for number in range(MANY)},
-        {"messages": [[[[1]]]] * (MANY // 3)},
         {"vllm_xargs": {"prompt": [1] * MANY}},
         [1] * MANY,
     ],
@@ -57,7 +52,6 @@ def test_more_values_than_a_request_has_use_for_are_refused(body):
     [
         {"prompt": [1] * MOST_IDS},
         {"prompt": [[1] * (MOST_IDS // 10)] * 10, "stop_token_ids": list(range(MANY))},
-        {"input": [0] * MANY},
         {"messages": [{"role": "user", "content": ', [ { \\ " ] }' * (LONG // 10)}]},
         {"messages": [{"role": "user", "content": "a"}] * (MOST_VALUES // 3 - 1)},
         b'{"prompt": [' + b"1," * MOST_IDS,  # no JSON: whoever reads it says so

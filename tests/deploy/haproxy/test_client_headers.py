@@ -1,25 +1,22 @@
 """Which request headers come through: those that this service reads, whatever Ray Serve and vLLM read besides."""
 
-import asyncio
 import warnings
 
 import pytest
 from haproxy_calls import ask
 from haproxy_run import error_of
 
-from deploy.haproxy.client_headers import ENVIRONMENT, KNOWN
+from deploy.haproxy.haproxy_config import KNOWN
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from ray.serve._private import http_util
     from ray.serve._private.constants import (
         SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
         SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
         SERVE_MULTIPLEXED_MODEL_ID,
         SERVE_SESSION_ID,
     )
-    from ray.serve.config import HTTPOptions
     from vllm.entrypoints.openai.completion.api_router import ENDPOINT_LOAD_METRICS_FORMAT_HEADER_LABEL
 
 # That Ray Serve, vLLM or uvicorn reads, and this service does not offer.
@@ -67,40 +64,3 @@ def test_bytes_beyond_ascii_in_a_header_that_is_read_get_400(served, name, value
     status, _, body = ask(served.port, "/v1", headers={name: value})
     assert (status, error_of(body)["message"]) == (400, "a header holds characters beyond ASCII")
     assert served.app.seen == []
-
-
-def read_by_ray_serve(monkeypatch, given):
-    """What Ray Serve's own functions read in the headers that its server hands on, with this service's middleware around it."""
-    (name,) = ENVIRONMENT
-    monkeypatch.setattr(http_util, name, ENVIRONMENT[name])
-    middlewares = http_util.configure_http_middlewares(HTTPOptions()).middlewares
-    read = {}
-
-    async def server(scope, receive, send):
-        headers = dict(scope["headers"])
-        read["id"] = headers[b"x-request-id"].decode()
-        read["stays"] = http_util.parse_disconnect_disabled_header(headers)
-        read["timeout_s"] = http_util.parse_request_timeout_header(headers, None)
-        read["session"] = http_util.parse_session_id_header(headers)
-        read["others"] = sorted(name.decode() for name in headers)
-        for name, value in headers.items():
-            if name in (b"traceparent", b"tracestate"):
-                value.decode()
-
-    scope = {
-        "type": "http",
-        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given.items()],
-    }
-    asyncio.run(http_util._apply_middlewares(server, middlewares)(scope, None, None))
-    return read
-
-
-def test_ray_serve_in_a_replica_reads_nothing_that_a_client_may_not_say(monkeypatch):
-    read = read_by_ray_serve(monkeypatch, {**FOREIGN, **OFFERED})
-    assert read == {"id": "mine", "stays": False, "timeout_s": None, "session": "", "others": sorted(OFFERED)}
-
-
-def test_a_header_that_ray_serve_cannot_read_does_not_come_to_it(monkeypatch):
-    read = read_by_ray_serve(monkeypatch, {"x-request-id": "\xe9", "traceparent": "\xe9", "tracestate": "\xff"})
-    assert read["others"] == ["x-request-id"]
-    assert len(read["id"]) == 36, "one of Ray Serve's own"

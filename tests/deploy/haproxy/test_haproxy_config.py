@@ -1,6 +1,5 @@
 """HAProxy's configuration: Ray Serve's own template read, ours written, and what the launcher makes of them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from processes import ROOT
 from deploy import environment
 from deploy.config import load
 from deploy.haproxy import launcher
-from deploy.haproxy.haproxy_config import MOST_TRIES, Limits, write
+from deploy.haproxy.haproxy_config import Limits, write
 from deploy.haproxy.targets import TEMPLATE_CHANGED, Targets, read
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
@@ -55,45 +54,15 @@ def test_replicas_are_taken_over_and_the_python_proxy_is_not(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("stats socket", "no line 'stats socket'"),
-        ("bind 127", "no line 'bind'"),
-        ("acl is_nestedfp-app path_beg", "no line 'acl is_nestedfp-app path_beg' for the backend 'nestedfp-app'"),
-        ("default-server", "no line 'default-server' for the backend"),
-        ("use_backend nestedfp-app", "no line 'use_backend' for"),
-        ("acl healthcheck", "no line 'acl healthcheck'"),
-    ],
+    "line", ["stats socket", "bind", "acl is_nestedfp-app path_beg", "default-server", "use_backend", "acl healthcheck"]
 )
-def test_another_template_gives_one_clear_error(tmp_path, line, told):
+def test_another_template_gives_one_clear_error(tmp_path, line):
     text = render(tmp_path, 18000, BACKENDS["two applications and two replicas"]).read_text()
     changed = "\n".join(each for each in text.splitlines() if not each.strip().startswith(line))
-    assert changed != text
     if line == "acl healthcheck":
         changed = changed.replace("healthcheck", "health")
-    with pytest.raises(ValueError, match="^" + TEMPLATE_CHANGED) as caught:
+    with pytest.raises(ValueError, match=f"^{TEMPLATE_CHANGED}: no line '{line[:6]}"):
         read(changed)
-    assert told in str(caught.value)
-
-
-def test_the_launcher_says_in_one_line_why_haproxy_cannot_be_started(tmp_path):
-    variables = launcher.environment(tmp_path, 1)
-    (tmp_path / "haproxy.cfg").write_text("global\n")
-    done = subprocess.run(
-        [variables["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(tmp_path / "haproxy.cfg")],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: HAProxy cannot be started: ")
-    assert TEMPLATE_CHANGED in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_request_is_offered_to_as_many_replicas_as_there_may_be():
-    assert [_tries(replicas) for replicas in (1, 2, 3, 100)] == [2, 4, 6, MOST_TRIES]
 
 
 def test_a_folder_whose_sockets_haproxy_could_not_bind_is_refused_at_once(tmp_path, capsys):
@@ -118,9 +87,3 @@ def test_ray_serve_takes_up_what_its_nodes_environment_says_of_ends_and_checks()
         [sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[True, 2.0, 8.0, 3]"
-
-
-def _tries(replicas):
-    with tempfile.TemporaryDirectory() as folder:
-        variables = launcher.environment(Path(folder), replicas)
-    return json.loads(variables[launcher.SETTINGS_ENV])["limits"]["tries"]

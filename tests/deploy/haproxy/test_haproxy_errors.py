@@ -6,8 +6,7 @@ import socket
 
 import pytest
 from haproxy_calls import ask, count, in_front, up
-from haproxy_life import haproxies
-from haproxy_run import error_of, ok, running
+from haproxy_run import error_of, haproxies, ok, running
 from live_service import wait_until
 
 from deploy.haproxy.haproxy_config import ABSENT_RETRY_AFTER_S, RETRY_AFTER_S, Limits
@@ -25,13 +24,6 @@ def test_a_body_beyond_the_limit_gets_413_before_it_is_sent(folder, replicas):
     assert status == 413
     assert "larger than 1000 bytes" in error_of(body)["message"]
     assert replica.seen == []
-
-
-def test_headers_beyond_the_limit_get_431(served):
-    assert ask(served.port, headers={"x-long": "x" * 15_000})[0] == 200
-    status, _, body = ask(served.port, headers={"x-long": "x" * 17_000})
-    assert (status, error_of(body)["code"]) == (431, 431)
-    assert ask(served.port, headers={"x-long": "x" * 80_000})[0] == 400, "more than HAProxy can read"
 
 
 @pytest.mark.parametrize("given", [None, 'a "quoted" \\ 100 % id'])
@@ -87,29 +79,6 @@ def test_every_error_of_haproxy_names_the_request_in_its_header_and_in_its_body(
     for name, (_, _, body) in asked.items():
         if name != "served":
             assert error_of(body)["request_id"] == ids[name], name
-
-
-def test_what_openais_client_raises_knows_the_request(folder, replicas):
-    openai = pytest.importorskip("openai")
-    event = (
-        b'data: {"error": {"message": "it died", "type": "x", "param": null, "code": 503, "request_id": "mine"}}\n\n'
-    )
-    streaming = {"Content-Type": "text/event-stream"}
-    replica = replicas(lambda path, headers, body: (200, streaming if "chat" in path else {}, event))
-    with in_front(folder, limits=Limits(body_bytes=1000), app=[replica]) as (_, port):
-        up(port)
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0)
-        headers = {"x-request-id": "mine"}
-        with pytest.raises(openai.APIStatusError) as refused:
-            client.completions.create(model="m", prompt="x" * 2000, extra_headers=headers)
-        with pytest.raises(openai.APIError) as broken:
-            list(client.chat.completions.create(model="m", messages=[], stream=True, extra_headers=headers))
-    assert (refused.value.status_code, refused.value.request_id, refused.value.body["request_id"]) == (
-        413,
-        "mine",
-        "mine",
-    )
-    assert (broken.value.message, broken.value.body["request_id"]) == ("it died", "mine")
 
 
 def _held(folder, port):

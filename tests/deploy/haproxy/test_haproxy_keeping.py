@@ -52,22 +52,15 @@ def test_another_application_in_the_same_place_takes_it():
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[1]",
-        '{"node": "1 2"}',
-        '{"node": "1 2", "backends": [{"name": "app"}]}',
-        '{"node": "1 2", "backends": [{"name": "a", "prefix": "", "servers": null}]}',
-    ],
+    "text", ["", "{", "[1]", '{"node": "1 2"}', '[{"name": "app"}]', '[{"name": "a", "prefix": "", "servers": null}]']
 )
 def test_a_note_that_cannot_be_used_is_none(tmp_path, text):
     (tmp_path / launcher.BACKENDS).write_text(text)
-    assert launcher.backends_before(tmp_path, None) == []
+    assert launcher.backends_before(tmp_path) == []
 
 
-def test_what_was_noted_is_read_again(tmp_path):
-    (tmp_path / launcher.BACKENDS).write_text(json.dumps({"node": "1 2", "backends": [vars(app(OLD))]}))
-    assert launcher.backends_before(tmp_path, None) == launcher.backends_before(tmp_path, "1 2") == [app(OLD)]
-    assert launcher.backends_before(tmp_path, "1 3") == [], "addresses of another node's life"
+def test_what_was_noted_is_read_again_and_a_node_that_starts_knows_nothing_of_it(tmp_path):
+    (tmp_path / launcher.BACKENDS).write_text(json.dumps([vars(app(OLD))]))
+    assert launcher.backends_before(tmp_path) == [app(OLD)]
+    launcher.environment(tmp_path, 1)
+    assert launcher.backends_before(tmp_path) == [], "addresses of another node's life"

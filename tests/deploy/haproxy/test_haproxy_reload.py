@@ -7,8 +7,7 @@ import time
 
 import pytest
 from haproxy_calls import APP, CONTROL, answers, ask, in_front, refuses, says, up
-from haproxy_life import haproxies, lives, reloaded
-from haproxy_run import error_of, ok, render
+from haproxy_run import haproxies, lives, ok, render
 from live_service import wait_until
 
 from deploy import environment
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::R
 
 
 def test_a_reload_drops_nothing_and_starts_no_second_haproxy(folder, replicas):
-    with in_front(folder, app=[replicas(ok("old"))]) as (_, port):
+    with in_front(folder, app=[replicas(ok("old"))]) as (node, port):
         up(port)
         first = haproxies(folder)[0]
         render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
@@ -30,14 +29,14 @@ def test_a_reload_drops_nothing_and_starts_no_second_haproxy(folder, replicas):
         thread = threading.Thread(target=knock)
         thread.start()
         try:
-            with reloaded(folder, first) as manager:
-                assert wait_until(lambda: ask(port)[2] == b"new", 20, 0.05)
-                assert wait_until(lambda: not lives(first), 10)
-                time.sleep(0.5)
-                assert [process.ppid() for process in haproxies(folder)] == [manager.pid]
-                stop.set()
-                thread.join()
-                assert set(outcomes) == {200}
+            manager = node.reload(first.pid)
+            assert wait_until(lambda: ask(port)[2] == b"new", 20, 0.05)
+            assert wait_until(lambda: not lives(first), 10)
+            time.sleep(0.5)
+            assert [process.ppid() for process in haproxies(folder)] == [manager.pid]
+            stop.set()
+            thread.join()
+            assert set(outcomes) == {200}
         finally:
             stop.set()
 
@@ -45,36 +44,36 @@ def test_a_reload_drops_nothing_and_starts_no_second_haproxy(folder, replicas):
 def test_an_application_that_serve_leaves_out_while_it_builds_the_next_version_is_served_on(folder, replicas):
     old = replicas(ok("old"))
     control = replicas(ok("control"))
-    with in_front(folder, app=[old]) as (_, port):
+    with in_front(folder, app=[old]) as (node, port):
         up(port)
         first = haproxies(folder)[0]
         render(folder, port, {CONTROL: ("/control", [control.port])})
-        with reloaded(folder, first):
-            assert wait_until(lambda: not lives(first), 10, 0.02)
-            assert wait_until(lambda: answers(port, "/control/status"), 10, 0.02)
-            assert [ask(port)[2] for _ in range(5)] == [b"old"] * 5
-            second = haproxies(folder)[0]
-            render(folder, port, {APP: ("/", []), CONTROL: ("/control", [control.port])})
-            with reloaded(folder, second):
-                assert wait_until(lambda: not lives(second), 10, 0.02)
-                assert [ask(port)[2] for _ in range(5)] == [b"old"] * 5
-                third = haproxies(folder)[0]
-                render(folder, port, {APP: ("/", [replicas(ok("new")).port]), CONTROL: ("/control", [control.port])})
-                with reloaded(folder, third):
-                    assert wait_until(lambda: not lives(third), 10, 0.02)
-                    assert wait_until(lambda: says(port, b"new"), 10, 0.02)
-                    assert [ask(port)[2] for _ in range(5)] == [b"new"] * 5, "what Serve names takes its place"
+        node.reload(first.pid)
+        assert wait_until(lambda: not lives(first), 10, 0.02)
+        assert wait_until(lambda: answers(port, "/control/status"), 10, 0.02)
+        assert [ask(port)[2] for _ in range(5)] == [b"old"] * 5
+        second = haproxies(folder)[0]
+        render(folder, port, {APP: ("/", []), CONTROL: ("/control", [control.port])})
+        node.reload(second.pid)
+        assert wait_until(lambda: not lives(second), 10, 0.02)
+        assert [ask(port)[2] for _ in range(5)] == [b"old"] * 5
+        third = haproxies(folder)[0]
+        render(folder, port, {APP: ("/", [replicas(ok("new")).port]), CONTROL: ("/control", [control.port])})
+        node.reload(third.pid)
+        assert wait_until(lambda: not lives(third), 10, 0.02)
+        assert wait_until(lambda: says(port, b"new"), 10, 0.02)
+        assert [ask(port)[2] for _ in range(5)] == [b"new"] * 5, "what Serve names takes its place"
 
 
 def test_the_replica_that_goes_takes_the_requests_until_the_new_one_has_answered_a_check(folder, replicas):
-    with in_front(folder, app=[replicas(ok("old"))]) as (_, port):
+    with in_front(folder, app=[replicas(ok("old"))]) as (node, port):
         up(port)
         first = haproxies(folder)[0]
         (closed,) = environment.free_ports(1)
         render(folder, port, {APP: ("/", [closed])})
-        with reloaded(folder, first):
-            assert wait_until(lambda: not lives(first), 10, 0.02)
-            assert {ask(port)[0] for _ in range(40)} == {200}, "also before a check has failed"
+        node.reload(first.pid)
+        assert wait_until(lambda: not lives(first), 10, 0.02)
+        assert {ask(port)[0] for _ in range(40)} == {200}, "also before a check has failed"
 
 
 def test_a_replica_that_drains_is_asked_while_there_is_no_other_and_an_unhealthy_one_is_not(folder, replicas):
@@ -92,23 +91,10 @@ def test_a_replica_that_drains_is_asked_while_there_is_no_other_and_an_unhealthy
         assert wait_until(lambda: refuses(port), 10, 0.02)
 
 
-def test_of_an_application_that_has_been_deleted_nothing_stays_but_the_sentence(folder, replicas):
-    old = replicas(ok("old"))
-    with in_front(folder, app=[old]) as (_, port):
-        up(port)
-        first = haproxies(folder)[0]
-        render(folder, port, {})
-        with reloaded(folder, first):
-            assert wait_until(lambda: not lives(first), 10, 0.02)
-            old.stop()
-            assert wait_until(lambda: refuses(port), 10, 0.02)
-            assert "no replica" in error_of(ask(port)[2])["message"]
-
-
 def test_the_next_request_on_a_connection_that_was_open_at_a_reload_comes_to_the_replicas_of_today(folder, replicas):
     length = 64 << 20  # more than all buffers on the way hold
     old = replicas(lambda path, headers, body: (200, {}, b"o" * length))
-    with in_front(folder, app=[old]) as (_, port):
+    with in_front(folder, app=[old]) as (node, port):
         up(port)
         first = haproxies(folder)[0]
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
@@ -116,11 +102,11 @@ def test_the_next_request_on_a_connection_that_was_open_at_a_reload_comes_to_the
             connection.request("GET", "/")
             answer = connection.getresponse()
             render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
-            with reloaded(folder, first):
-                assert wait_until(lambda: len(haproxies(folder)) == 2, 10, 0.02)
-                assert wait_until(lambda: says(port, b"new"), 10, 0.02)
-                assert len(answer.read()) == length, "a stream that was in flight ends whole"
-                old.stop()
-                connection.request("GET", "/")
-                second = connection.getresponse()
-                assert (second.status, second.read()) == (200, b"new")
+            node.reload(first.pid)
+            assert wait_until(lambda: len(haproxies(folder)) == 2, 10, 0.02)
+            assert wait_until(lambda: says(port, b"new"), 10, 0.02)
+            assert len(answer.read()) == length, "a stream that was in flight ends whole"
+            old.stop()
+            connection.request("GET", "/")
+            second = connection.getresponse()
+            assert (second.status, second.read()) == (200, b"new")

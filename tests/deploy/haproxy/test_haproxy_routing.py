@@ -128,45 +128,6 @@ def test_the_root_leads_to_the_control_room_where_there_is_one(served, folder):
         assert ask(port, "/")[2] == b"app"
 
 
-@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("x", 415), ("gzip, identity", 415), ("Identity", 200)])
-def test_a_compressed_body_gets_415(served, coding, status):
-    came, _, body = ask(served.port, "/v1", "POST", b"{}", {"content-encoding": coding})
-    assert came == status
-    assert (
-        status == 200 or error_of(body)["message"] == "expected a body without Content-Encoding: send it uncompressed"
-    )
-    assert len(served.app.seen) == (status == 200)
-
-
-def test_requests_go_to_the_replica_with_the_least_outstanding(folder, replicas):
-    held = 3  # at each: HAProxy counts an answer as outstanding for a moment after its client has it, and that is no tie then
-    gates = [threading.Event(), threading.Event()]
-
-    def holding(gate):
-        def answer(path, headers, body):
-            if path == "/slow":
-                gate.wait(30)
-            return 200, {}, b"in"
-
-        return answer
-
-    busy, idle = [replicas(holding(gate)) for gate in gates]
-    with in_front(folder, app=[busy, idle]) as (_, port), ThreadPoolExecutor(2 * held) as pool:
-        up(port)
-        waiting = []
-        for number in range(2 * held):
-            waiting.append(pool.submit(ask, port, "/slow", timeout_s=60))
-            assert wait_until(lambda n=number: count(busy, "/slow") + count(idle, "/slow") == n + 1, 10, 0.01)
-        assert count(busy, "/slow") == count(idle, "/slow") == held
-        gates[1].set()
-        assert wait_until(lambda: sum(each.done() for each in waiting) == held, 10, 0.01)
-        for _ in range(20):
-            assert ask(port, "/quick")[0] == 200
-        assert (count(busy, "/quick"), count(idle, "/quick")) == (0, 20)
-        gates[0].set()
-        assert {each.result()[0] for each in waiting} == {200}
-
-
 def test_the_simulator_sends_requests_where_haproxy_does(folder, replicas):
     """Nine requests that stay open, at replicas with room for one, two and nine: who is asked, in which order, who takes it."""
     rooms = (1, 2, 9)

@@ -1,6 +1,5 @@
 """The whole service, two replicas, over HTTP: answers, disclosure, directives, refusals, and what happens when parts die."""
 
-import json
 import re
 import threading
 
@@ -168,22 +167,6 @@ def test_the_configuration_is_taken_up_again_without_a_restart(client, service):
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "text"),
-    [
-        ('{"model": "fairytales-8m", "prompt": ', 400, "the body is no JSON"),
-        ({"model": "nobody", "prompt": "x"}, 404, "nobody"),
-        ({"model": MODEL, "prompt": "word " * 4000}, 400, "maximum context length"),
-    ],
-)
-def test_a_bad_request_gets_one_clear_error_and_the_next_one_works(client, body, status, text):
-    content = body if isinstance(body, str) else json.dumps(body)
-    response = client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
-    assert response.status_code == status, response.text
-    assert text in response.json()["error"]["message"]
-    assert complete(client)["usage"]["completion_tokens"] == 8
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import httpx
 import pytest
@@ -152,6 +153,20 @@ def test_each_request_leaves_one_line_with_its_id_and_no_secret(client, service)
     assert lines[given.headers["x-request-id"]]["model"] == "no\nsuch"
     assert (lines["mine-2"]["outcome"], lines["mine-2"]["key"]) == ("denied", None)
     assert not [path for path in service.access_logs if re.search(f"{USER}|{KEY}|dragon", path.read_text())]
+
+
+def test_a_request_whose_client_leaves_is_given_up_whatever_its_headers_say(client, service):
+    name = f"leaves-{time.time_ns()}"
+    headers = {"X-Request-Disconnect-Disabled": "?1", "X-Request-Id": name}
+    body = {"model": MODEL, "prompt": "Once", "max_tokens": 900, "ignore_eos": True}
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/completions", json=body, headers=headers, timeout=0.3)
+
+    def left():
+        lines = [json.loads(line) for path in service.access_logs for line in path.read_text().splitlines()]
+        return [line["outcome"] for line in lines if line["id"] == name]
+
+    assert wait_until(left, 10, 0.05) == ["left"]
 
 
 def test_the_start_says_what_to_try_next(service):

@@ -239,7 +239,7 @@ class OnlineNestedExperts(NestedExpertsBase, OnlineMoEMethodBase):
         if layer.expert_map is not None:  # experts of other ranks may come yet
             for stack in STACKS:
                 elsewhere = Parameter(torch.empty(0, dtype=torch.float16), requires_grad=False)
-                elsewhere.weight_loader = partial(_of_another_rank, layer)  # type: ignore[attr-defined]
+                vars(elsewhere).update(weight_loader=partial(_of_another_rank, layer))
                 layer.register_parameter(f"{stack}_weight", elsewhere)
 
 
