@@ -1,7 +1,7 @@
 """Small problems through every tile and kernel, for a memory and race checker.
 
-compute-sanitizer --tool memcheck python -m tests.gpu_sanitize
-compute-sanitizer --tool racecheck python -m tests.gpu_sanitize 1
+compute-sanitizer --tool memcheck python -m tests.gpu_sanitize       (or synccheck)
+compute-sanitizer --tool racecheck python -m tests.gpu_sanitize 1    (a build with -DNESTEDFP_RACECHECK: schedule.cuh)
 
 The argument is the largest split of K to run. racecheck takes one thread block's stores into another's
 shared memory for races, whatever cluster barriers lie between.
