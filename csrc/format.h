@@ -72,10 +72,6 @@ NESTEDFP_HOST_DEVICE constexpr uint16_t join_residual(uint8_t upper, int8_t resi
     return static_cast<uint16_t>((upper & 0x80u) << 8 | (((upper & 0x7f) << 7) + residual));
 }
 
-NESTEDFP_HOST_DEVICE constexpr uint8_t residual_to_lower(uint8_t upper, int8_t residual) {
-    return static_cast<uint8_t>(join_residual(upper, residual) & 0xff);
-}
-
 static_assert(split(0x3f00).upper == 0x7e && split(0x3f00).lower == 0x00, "1.75 * 256 = 448, E4M3's largest value");
 static_assert(join(split(0xb7c1).upper, split(0xb7c1).lower) == 0xb7c1, "the round trip survives a rounding carry");
 

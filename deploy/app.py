@@ -57,7 +57,7 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
     """Return the Serve application of a configuration, and of the file it came from, which a reload reads again."""
     # The replica's own HTTP server answers: nothing but HAProxy stands between it and the client.
     replica = serve.deployment(serve.ingress()(NestedFPServer), **deployment_options(config, path))
-    # In sections: without the number of replicas, of which another one is to end none.
+    # In sections, without the number of replicas: a change of it must restart none that runs.
     return replica.bind(
         model=config.model.id,
         arguments=engine_kwargs(config, resolve(config.engine.accelerator)),

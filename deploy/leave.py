@@ -149,19 +149,19 @@ def serving(names: Iterable[str]) -> list[str]:
 
 def wait(left: Callable[[], list[str]], until_s: float) -> int:
     """Wait until nothing is left, to ``until_s`` of ``time.monotonic()`` at most; return the exit status."""
-    there = "what Ray's head did not tell"
+    there, fault = "what Ray's head did not tell", ""
     while time.monotonic() < until_s:
         try:
             if not (names := left()):
                 print("left: no replica is here, and no stream", flush=True)
                 return 0
-            there = ", ".join(names)
+            there, fault = ", ".join(names), ""
         except Exception as error:  # a head that restarts; the replicas leave without it
-            there = repr(error)
+            fault = f" (the last look failed: {error!r})"
         time.sleep(LOOK_EVERY_S)
     print(
-        f"error: the time is over, and the node still has {there}; what runs on it ends with it: start more nodes, or give it "
-        "more time (--within, and the pod's terminationGracePeriodSeconds)",
+        f"error: the time is over, and the node still has {there}{fault}; what runs on it ends with it: start more nodes, or give "
+        "it more time (--within, and the pod's terminationGracePeriodSeconds)",
         file=sys.stderr,
     )
     return 1

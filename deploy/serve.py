@@ -185,7 +185,7 @@ def admin_key(given: str, folder: Path, runs: Path = REPOSITORY / "runs") -> Ite
         file.write(given or secrets.token_urlsafe(24))
     if given:
         yield path, f"the environment ({ADMIN_KEY_ENV})"
-    elif link.is_symlink() and link.exists():
+    elif link.is_symlink() and leftovers.is_held(link.readlink().parent):
         yield path, str(path)
     else:
         runs.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ from loadtest.service.process import ADMIN_KEY_ENV
 LOADTEST_LIMIT_S = 120.0  # beyond the arrivals and the drain
 REPLICAS_LIMIT_S = 600.0  # for replicas that were killed to come back
 STOP_LIMIT_S = 20.0  # for an interrupted load test
+Cell = tuple[int, float, Run]  # seed, requests/s and run of one load test
 
 
 def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: int, trace: Path, url: str) -> list[str]:
@@ -79,8 +80,8 @@ class Campaign:
         """
         whole = True
         load = self.experiment.load
-        chosen = sorted((run for run in self.experiment.runs if run.name in wanted), key=self.start_of)
-        for (system, budget_tokens, _), group in itertools.groupby(chosen, self.start_of):
+        chosen = sorted((run for run in self.experiment.runs if run.name in wanted), key=_start)
+        for (system, budget_tokens), group in itertools.groupby(chosen, _start):
             experiment = self.experiment
             if budget_tokens:
                 engine = experiment.engine.model_copy(update={"max_num_batched_tokens": budget_tokens})
@@ -88,32 +89,39 @@ class Campaign:
             # Seeds outermost, policies innermost: a campaign that is cut off has compared all policies on whole loads.
             cells = list(itertools.product(load.seeds, load.rates_rps, group))
             cells = [cell for cell in cells if not any(self.folder_of(*cell).glob("*/summary.json"))]
-            if not cells:
-                continue
-            self.say(f"starting {system}" + (f" with {budget_tokens} tokens a step" if budget_tokens else ""))
-            began_s = time.monotonic()
-            try:
-                started = systems.running(experiment, system, port, self.out / "logs", self.step_log)
-                with started as (service, settings):
-                    self.say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
-                    for seed, rate, run in cells:
-                        if system == "nestedfp":
-                            limit_s = min(REPLICAS_LIMIT_S, max(0.0, deadline_s - time.monotonic()))
-                            systems.wait_until_whole(service.url, self.experiment.replicas, limit_s, self.say)
-                        if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:
-                            self.say(f"no time left for {run.name} at {rate:g} requests/s, seed {seed}")
-                            whole = False
-                        else:
-                            whole &= self._one(seed, rate, run, service, settings)
-            except ExperimentError as error:
-                self.say(f"error: {system}: {error}")
-                whole = False
+            for together in self.starts(cells):
+                budget = f" with {budget_tokens} tokens a step" if budget_tokens else ""
+                self.say(f"starting {system}{budget}")
+                whole &= self._serve(experiment, system, together, port, deadline_s)
         return whole
 
-    def start_of(self, run: Run) -> tuple[str, int, str]:
-        """The system that a run needs, its own budget of a step (0: the experiment's), and whose engines it needs."""
-        own = run.name if self.experiment.engine.enable_prefix_caching else ""
-        return run.system, run.max_num_batched_tokens or 0, own
+    def starts(self, cells: list[Cell]) -> list[list[Cell]]:
+        """Return the load tests of each start of a system: all, or one where a prefix cache would have another's prompts."""
+        if self.experiment.engine.enable_prefix_caching:
+            return [[cell] for cell in cells]
+        return [cells] if cells else []
+
+    def _serve(self, experiment: Experiment, system: str, cells: list[Cell], port: int, deadline_s: float) -> bool:
+        """Start a system and run load tests against it; True when all ended well."""
+        whole, load = True, experiment.load
+        began_s = time.monotonic()
+        try:
+            started = systems.running(experiment, system, port, self.out / "logs", self.step_log)
+            with started as (service, settings):
+                self.say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
+                for seed, rate, run in cells:
+                    if system == "nestedfp":
+                        limit_s = min(REPLICAS_LIMIT_S, max(0.0, deadline_s - time.monotonic()))
+                        systems.wait_until_whole(service.url, self.experiment.replicas, limit_s, self.say)
+                    if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:
+                        self.say(f"no time left for {run.name} at {rate:g} requests/s, seed {seed}")
+                        whole = False
+                    else:
+                        whole &= self._one(seed, rate, run, service, settings)
+        except ExperimentError as error:
+            self.say(f"error: {system}: {error}")
+            whole = False
+        return whole
 
     def folder_of(self, seed: int, rate_rps: float, run: Run) -> Path:
         """Return the folder of one load test."""
@@ -158,6 +166,11 @@ class Campaign:
         what = last.strip() or f"no result, status {status}; {log} says why"
         self.say(f"{run.name} at {rate_rps:g} requests/s, seed {seed}: {what}")
         return status == 0
+
+
+def _start(run: Run) -> tuple[str, int]:
+    """The system that a run needs, and its own budget of a step; 0: the experiment's."""
+    return run.system, run.max_num_batched_tokens or 0
 
 
 def _kill(

@@ -31,7 +31,7 @@ class EngineConfig(FrozenModel):
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     kv_cache_bytes: int | None = None  # on a CPU
-    # Each run has then engines of its own: another run of the same load would find its prompts in the cache.
+    # Each load test has then engines of its own: another of the same seed would find its prompts in the cache.
     enable_prefix_caching: bool = False
     plugin: dict[str, Any] = Field(
         default_factory=dict

@@ -37,8 +37,9 @@ class Load:
         """
         if self.trace is None:
             return synthetic_trace(seed, self.duration_s or 600.0, rate_rps or MEAN_RATE_RPS, bursts=self.bursts)
+        window = cut_window(self.trace, self.start_s, self.duration_s)
         if rate_rps is None:
-            return cut_window(self.trace, self.start_s, self.duration_s)
+            return window
         span_s = self.trace[-1].at_s - self.start_s if self.duration_s is None else self.duration_s
         return select_at_rate(self.trace, self.start_s, span_s, rate_rps, seed).arrivals
 

@@ -1,6 +1,6 @@
 """Command line of the simulator: arguments in, JSON and table out, exit status.
 
-python -m simulator --trace FILE --policy deadlines --replicas 4 --rate 80 --json out.json
+python -m simulator --trace FILE --start 2400 --duration 120 --policy deadlines --replicas 4 --rate 80
 """
 
 import argparse
@@ -25,8 +25,8 @@ from workload.traces import Arrival, TraceError
 
 EPILOG = """\
 examples:
-  python -m simulator --trace AzureLLMInferenceTrace_conv.csv --policy deadlines --replicas 4 --rate 80
-  python -m simulator --trace FILE --policy static_fp16 --policy static_fp8 --policy deadlines \\
+  python -m simulator --trace AzureLLMInferenceTrace_conv.csv --start 2400 --duration 120 --policy deadlines --replicas 4 --rate 80
+  python -m simulator --trace FILE --start 2400 --duration 120 --policy static_fp16 --policy static_fp8 --policy deadlines \\
       --replicas 4 --rate 60 --rate 80 --json out.json
   python -m simulator --generate bursts --duration 600 --policy threshold --replicas 64 --rate 1500
 

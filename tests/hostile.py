@@ -177,6 +177,23 @@ def structured() -> list[HostileRequest]:
     return cases
 
 
+def large() -> list[HostileRequest]:
+    """Numbers and lists that would cost much if they were believed."""
+    bodies: list[dict[str, Any]] = [
+        {"n": 1000, "prompt": ["x"] * 1000},
+        {"stop": ["x"] * 100_000},
+        {"stop": ["x" * 100_000]},
+        {"stop_token_ids": list(range(100_000))},
+        {"allowed_token_ids": list(range(100_000))},
+        {"bad_words": ["x"] * 50_000},
+        {"logit_bias": {str(i): 100 for i in range(50_000)}},
+        {"cache_salt": "x" * 100_000},
+        {"request_id": "x" * 10_000},
+        {"vllm_xargs": {f"k{i}": i for i in range(10_000)}},
+    ]
+    return [post(f"large {encode(body)[:60]}", path, {**BASE[path], **body}) for path in BASE for body in bodies]
+
+
 def odd_headers() -> list[HostileRequest]:
     kinds = [
         "",
@@ -219,7 +236,7 @@ def other_routes() -> list[HostileRequest]:
 @functools.cache
 def cases() -> tuple[HostileRequest, ...]:
     """All of them, in an order that mixes the kinds. Making them takes seconds."""
-    made = [case for kind in (bad_json, odd_prompts, structured, odd_headers, other_routes) for case in kind()]
+    made = [case for kind in (bad_json, odd_prompts, structured, large, odd_headers, other_routes) for case in kind()]
     random.Random(0).shuffle(made)
     return tuple(made)
 

@@ -25,6 +25,7 @@ from deploy.control_room import page
 from deploy.control_room.feed import Feed
 from deploy.front.checks.requests import check_kind
 from deploy.front.replies import Refused, request_id_of
+from deploy.haproxy.launcher import require_environment
 from deploy.metrics.application_page import ApplicationMetrics
 from deploy.metrics.openmetrics import CONTENT_TYPE
 from nestedfp import admin_key
@@ -59,6 +60,7 @@ class Control:
     """
 
     def __init__(self, application: str, keys_file: str | None = None) -> None:
+        require_environment()
         self._application = application
         self._keys = Keys(path_of(keys_file))
         self._metrics = ApplicationMetrics(application, self._ask)

@@ -68,7 +68,6 @@ def environment(folder: Path, replicas: int, limits: Limits | None = None) -> di
     limits = limits or Limits()
     limits = Limits(**{**asdict(limits), "tries": tries(replicas)})
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / BACKENDS).unlink(missing_ok=True)  # of another node's life: somebody else's addresses by now
     launcher = folder / "haproxy"
     root = Path(__file__).resolve().parents[2]
     python = f"PYTHONPATH={shlex.quote(str(root))} exec {shlex.quote(sys.executable)}"

@@ -40,6 +40,18 @@ def own_folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a service that runs has this folder."""
+    try:
+        with (folder / LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def sweep(parent: Path = Path("/tmp")) -> None:
     """Remove the folders of services that were killed."""
     for folder in parent.glob(f"{FOLDER_PREFIX}*"):
@@ -84,6 +96,7 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self._names: set[str] = set()
+        self._unused: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shared memory", daemon=True)
 
@@ -97,10 +110,12 @@ class SharedMemory:
         remove(self._names)
 
     def look(self) -> None:
-        """Remember what is mapped now, and remove what was at the last look and is not any more."""
+        """Remember what is mapped now, and remove what two looks have not found any more: a process in ``exec`` maps nothing."""
         now = mapped([process.pid for process in descendants()])
-        before, self._names = self._names, now
-        remove(before - now)
+        unused = self._names - now
+        gone = unused & self._unused
+        remove(gone)
+        self._names, self._unused = (self._names | now) - gone, unused - gone
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_EVERY_S):

@@ -108,15 +108,16 @@ def engine_options(name: str, *shown: str) -> str:
     for row in _rows(name):
         by_load = found.setdefault((row["input_tokens"], row["output_tokens"], row["option"]), {})
         by_load.setdefault((row["model"], int(row["batch"])), {})[row["system"]] = float(row["tokens_per_s"])
-    columns = {"vllm_fp16": "vLLM FP16", "nestedfp_fp16": "FP16 mode", "nestedfp_fp8": "FP8 mode"}
-    rows: list[list[str]] = []
+    rows = []
     for line in shown:
         lengths, _, options = line.partition(":")
         for option in map(str.strip, options.split(";")):
-            for (model, batch), speeds in found[*lengths.split(), option].items():
-                columns = {system: heading for system, heading in columns.items() if system in speeds}
-                rows.append([f"{MODELS[model]}, {option}", str(batch), *(_number(speeds[each]) for each in columns)])
-    return _with_conditions(name, markdown(["tokens/s", "batch", *columns.values()], rows))
+            by_load = found[*lengths.split(), option]
+            rows += [(f"{MODELS[model]}, {option}", batch, speeds) for (model, batch), speeds in by_load.items()]
+    names = {"vllm_fp16": "vLLM FP16", "nestedfp_fp16": "FP16 mode", "nestedfp_fp8": "FP8 mode"}
+    columns = {system: heading for system, heading in names.items() if all(system in speeds for *_, speeds in rows)}
+    cells = [[what, str(batch), *(_number(speeds[each]) for each in columns)] for what, batch, speeds in rows]
+    return _with_conditions(name, markdown(["tokens/s", "batch", *columns.values()], cells))
 
 
 def http(name: str, *replicas_shown: str) -> str:

@@ -149,8 +149,8 @@ def facts(summary: Summary) -> tuple[tuple[str, str], ...]:
         lines.append(
             (
                 "Load over capacity",
-                f"{share * load.mean_rate_rps:.0f} % of the {summary.carried_rps:.2f} requests/s that FP16 carried, or the plain "
-                f"server, {share * load.peak_rate_rps:.0f} % in its busiest 20 s",
+                f"{share * load.mean_rate_rps:.0f} % of the {summary.carried_rps:.2f} requests/s that FP16 (or a plain server) "
+                f"carried, {share * load.peak_rate_rps:.0f} % in its busiest 20 s",
             )
         )
     return tuple(lines)

@@ -97,7 +97,7 @@ class ServiceClient:
             name = next(iter(contexts)) if wanted is None else wanted
         except (KeyError, StopIteration, TypeError, AttributeError) as error:
             raise ServiceError(
-                f'GET /v1/models: expected {{"data": [{{"id": ...}}]}}, got {str(answer)[:200]}; give --model'
+                f'GET /v1/models: expected {{"data": [{{"id": ...}}]}}, got {str(answer)[:200]}'
             ) from error
         if name not in contexts:  # each request would fail
             raise InputError(

@@ -249,6 +249,9 @@ HOOKS = (
         vllm.v1.outputs:AsyncModelRunnerOutput.get_output(self)
         vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator.propose(self, input_batch)
         vllm.v1.worker.gpu.input_batch:InputBatch.make_dummy(num_reqs, num_tokens)
+        vllm.v1.worker.gpu.input_batch:InputBatch#input_ids
+        vllm.v1.worker.gpu.input_batch:InputBatch#is_padding
+        vllm.v1.worker.gpu.model_runner:GPUModelRunner#vocab_size
         vllm.v1.worker.gpu.model_runner:GPUModelRunner#speculator
         vllm.v1.worker.gpu.model_runner:GPUModelRunner#decode_query_len
         vllm.v1.worker.gpu.model_runner:GPUModelRunner#step_timing

@@ -11,6 +11,7 @@ import pytest
 import ray
 from fastapi import HTTPException
 
+from deploy.haproxy import launcher
 from nestedfp import admin_key
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray Serve's import
@@ -26,7 +27,16 @@ def control_app():
     from deploy.control import control_app
 
     serve.ingress(control_app.routes)(control_app.Control)  # gives the routes' methods their ``self``
-    return control_app
+    with pytest.MonkeyPatch.context() as node:
+        node.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+        node.setenv(launcher.SETTINGS_ENV, "{}")
+        yield control_app
+
+
+def test_a_node_without_the_environment_refuses_the_routes(control_app, monkeypatch):
+    monkeypatch.delenv(launcher.SETTINGS_ENV)
+    with pytest.raises(RuntimeError, match="start every Ray node in the environment"):
+        control_app.Control("a")
 
 
 @pytest.fixture

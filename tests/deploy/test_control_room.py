@@ -14,6 +14,7 @@ from hand_clock import HandClock
 from deploy.control_room import page
 from deploy.control_room.feed import Feed
 from deploy.control_room.samples import StatusHistory
+from deploy.haproxy import launcher
 from nestedfp import admin_key
 
 
@@ -155,6 +156,8 @@ def control(monkeypatch, tmp_path):
 
     (tmp_path / "admin").write_text("the-admin-key")
     monkeypatch.setenv(admin_key.KEY_FILE_ENV, str(tmp_path / "admin"))
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    monkeypatch.setenv(launcher.SETTINGS_ENV, "{}")
 
     def make(*roles):
         answers = Controller()

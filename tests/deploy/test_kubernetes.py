@@ -145,6 +145,61 @@ def test_a_pod_has_more_time_to_stop_than_its_streams_have_to_end(overlay):
     assert worker["spec"]["terminationGracePeriodSeconds"] >= within_s + rays_own_s + 30, "30 s for what Ray does after"
 
 
+def test_a_pod_knows_whose_node_it_is_when_it_leaves(overlay):
+    """KubeRay gives every container RAY_ADDRESS and the token; the hook runs in the container, with its PATH and PYTHONPATH."""
+    _, documents = overlay
+    head, worker = templates(documents)
+    assert "lifecycle" not in head["spec"]["containers"][0], "the head does not leave its cluster"
+    environment = {each["name"] for each in worker["spec"]["containers"][0]["env"]}
+    assert not environment & {"RAY_ADDRESS", "RAY_AUTH_TOKEN", "PATH", "PYTHONPATH"}, "nothing of it is overwritten"
+    for line in re.findall(r"^ENV (.*)$", (K8S / "Dockerfile").read_text(), re.MULTILINE):
+        assert "PATH=/app/.venv/bin:$PATH PYTHONPATH=/app " in line
+
+
+GIB = 1 << 30
+# As measured: k8s/base/rayservice.yaml says how.
+HEAD_BYTES, NODE_BYTES, REPLICA_BYTES = 2.3 * GIB, 0.5 * GIB, 1.9 * GIB
+
+
+def in_bytes(quantity: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([MG]i)", quantity).groups()
+    return int(number) << {"Mi": 20, "Gi": 30}[unit]
+
+
+@pytest.fixture(scope="module")
+def object_store_bytes() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Ray's imports
+        from deploy.startup.local_ray import OBJECT_STORE_BYTES
+    return OBJECT_STORE_BYTES
+
+
+def test_a_pod_has_the_memory_that_its_processes_and_its_shared_memory_take(overlay, object_store_bytes):
+    _, documents = overlay
+    config = config_of(documents)
+    replica = REPLICA_BYTES + (config.engine.kv_cache_bytes or 0)
+    # A rolling update starts a replica beside the one that goes.
+    for template, processes in zip(templates(documents), (HEAD_BYTES, NODE_BYTES + 2 * replica), strict=True):
+        (container,) = template["spec"]["containers"]
+        resources = container["resources"]
+        limit = in_bytes(resources["limits"]["memory"])
+        assert in_bytes(resources["requests"]["memory"]) == limit, "a pod that gets less than it was promised is killed"
+        (shared,) = [volume["emptyDir"] for volume in template["spec"]["volumes"] if volume["name"] == "memory"]
+        assert shared["medium"] == "Memory"
+        held = in_bytes(shared["sizeLimit"]) if processes > HEAD_BYTES else object_store_bytes
+        assert processes + held <= limit
+
+
+def test_rays_object_store_fits_into_the_shared_memory(overlay, object_store_bytes):
+    """By itself Ray takes 30 % of the memory, and where /dev/shm has less, files in the container's own file system."""
+    _, documents = overlay
+    cluster = one(documents, "RayService")["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], cluster["workerGroupSpecs"][0]):
+        assert group["rayStartParams"]["object-store-memory"] == str(object_store_bytes)
+        (shared,) = [each["emptyDir"] for each in group["template"]["spec"]["volumes"] if each["name"] == "memory"]
+        assert in_bytes(shared["sizeLimit"]) >= 2 * object_store_bytes
+
+
 def test_selectors_find_the_pods_that_they_mean(overlay):
     _, documents = overlay
     head, worker = (template["metadata"]["labels"] for template in templates(documents))

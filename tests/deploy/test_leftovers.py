@@ -63,13 +63,14 @@ def test_the_folder_goes_with_the_service():
     assert not folder.exists()
 
 
-def test_what_a_killed_process_had_mapped_goes_at_the_next_look_or_the_end_and_nothing_of_others(semaphore, memory):
+def test_what_a_killed_process_had_mapped_goes_after_two_looks_or_at_the_end_and_nothing_of_others(semaphore, memory):
     name, process = semaphore
     with leftovers.SharedMemory() as watch:
         watch.look()
         watch.look()
         assert exists(name), "in use"
         killed(process)
+        watch.look()
         watch.look()
         assert not exists(name)
     assert exists(memory), "nobody here had it mapped"

@@ -27,6 +27,8 @@ CALLED = {
         "supported_tasks",
     ),
     "vllm.entrypoints.launchers.app:build_app": ("args", "supported_tasks", "model_config"),
+    "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER": None,
+    "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config": None,
     "vllm.v1.engine.async_llm:AsyncLLM.reset_mm_cache": ("self",),
     "vllm.v1.engine.async_llm:AsyncLLM.shutdown": ("self",),
     "vllm.v1.engine.core_client:BackgroundResources.engine_manager": None,

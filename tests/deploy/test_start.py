@@ -1,5 +1,6 @@
 """The start-up command around the service: the admin key of each, what it leaves, and signals to the whole process group."""
 
+import fcntl
 import json
 import os
 import shlex
@@ -18,6 +19,7 @@ from processes import ROOT
 
 from deploy import serve
 from deploy.config import ADMIN_KEY_ENV, load
+from deploy.startup import leftovers
 from deploy.startup.next_steps import next_steps
 
 
@@ -35,17 +37,18 @@ def test_a_key_is_made_for_the_user_alone_and_a_second_service_has_its_own(tmp_p
     for folder in folders:
         folder.mkdir()
     runs = tmp_path / "runs"
-    with serve.admin_key("", folders[0], runs) as (first, _):
+    with (folders[0] / leftovers.LOCK).open("w") as lock, serve.admin_key("", folders[0], runs) as (first, _):
+        fcntl.flock(lock, fcntl.LOCK_EX)
         assert len(first.read_text()) >= 32
         assert first.stat().st_mode & 0o077 == 0
         with serve.admin_key("", folders[1], runs) as (second, where):
             assert where == str(second)
         assert (runs / "admin.key").read_text() == first.read_text() != second.read_text()
     assert not list(runs.iterdir())
-    (runs / "admin.key").symlink_to(tmp_path / "of a service that was killed")
-    first.unlink()
-    with serve.admin_key("", folders[0], runs) as (first, _):
-        assert (runs / "admin.key").read_text() == first.read_text()
+    (runs / "admin.key").symlink_to(first)  # of a service that was killed
+    second.unlink()
+    with serve.admin_key("", folders[1], runs) as (second, _):
+        assert (runs / "admin.key").read_text() == second.read_text() != first.read_text()
 
 
 @pytest.mark.parametrize("keys_file", [None, "keys.yaml"])

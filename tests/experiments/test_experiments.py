@@ -88,7 +88,7 @@ def test_runs_with_a_prefix_cache_have_engines_of_their_own_and_no_prediction(tm
     ]
     assert [parse_config(each[3:]).session_share for each in words] == [1, 0]
     running = campaign.Campaign(experiment, Path("t.jsonl"), tmp_path, print)
-    assert len({running.start_of(run) for run in experiment.runs}) == 2
+    assert running.starts([(1, 2.0, run) for run in experiment.runs]) == [[(1, 2.0, run)] for run in experiment.runs]
     with pytest.raises(ExperimentError, match="no prefix cache; measure it"):
         predict.arrivals(experiment, Path("t.jsonl"), 4, 1)
 

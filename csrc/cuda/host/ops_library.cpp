@@ -1,4 +1,4 @@
-// Operands of nested weights for a library's GEMM (nestedfp/vllm_plugin/weights/library_route.py), on a GPU alone.
+// Weights joined again, for a library's GEMM (nestedfp/vllm_plugin/weights/library_route.py) and the check of what was loaded.
 #include <tuple>
 
 #include "cuda/host/tensors.h"

@@ -61,9 +61,6 @@ NESTEDFP_HOST_DEVICE constexpr int bias_of(int position) { return position % 4 <
 NESTEDFP_HOST_DEVICE constexpr uint8_t encode_lower(uint8_t lower, int position) {
     return static_cast<uint8_t>(lower_to_residual(lower) + bias_of(position));
 }
-NESTEDFP_HOST_DEVICE constexpr uint8_t decode_lower(uint8_t upper, uint8_t encoded, int position) {
-    return residual_to_lower(upper, static_cast<int8_t>(encoded - bias_of(position)));
-}
 
 static_assert(column_of(position_of(37)) == 37 && column_of(5) == 24 && position_of(0) == 0);
 

@@ -59,8 +59,6 @@ def test_a_note_that_cannot_be_used_is_none(tmp_path, text):
     assert launcher.backends_before(tmp_path) == []
 
 
-def test_what_was_noted_is_read_again_and_a_node_that_starts_knows_nothing_of_it(tmp_path):
+def test_what_was_noted_is_read_again(tmp_path):
     (tmp_path / launcher.BACKENDS).write_text(json.dumps([vars(app(OLD))]))
     assert launcher.backends_before(tmp_path) == [app(OLD)]
-    launcher.environment(tmp_path, 1)
-    assert launcher.backends_before(tmp_path) == [], "addresses of another node's life"

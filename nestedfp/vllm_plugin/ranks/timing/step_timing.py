@@ -28,6 +28,7 @@ logger = init_logger("vllm.nestedfp")
 # would be a third of a step of 256 requests, which the same row says of a prompt of 256 tokens.
 CONTEXT_TOKENS = 16
 FINER_FROM_TOKENS = 128  # arithmetic begins to bound a step somewhere beyond, which lines between powers of two miss
+PRIME = 7919  # by which the tokens of dummy steps differ
 LARGEST_TOKENS = 2048  # a larger step is bound by arithmetic as this one is
 CPU_BUDGET_S = 2.0
 # Of mixed steps: beside up to 64 exact rows the weights may be read once (csrc/cuda/config/mixed.h), beside more they are not.
@@ -71,8 +72,8 @@ def measure_gpu(runner: Any, runs_mixed: bool) -> StepCosts:
 
 @contextmanager
 def different_tokens(runner: Any) -> Iterator[None]:
-    """Have dummy steps compute different tokens: experts leave vLLM's out as padding, and equal ones all choose the same few."""
-    ids = torch.randint(runner.vocab_size, (runner.max_num_tokens,), dtype=torch.int32, device=runner.device)
+    """Have dummy steps compute different tokens. vLLM's are padding, which no expert computes, and equal."""
+    ids = torch.arange(runner.max_num_tokens, device=runner.device) * PRIME % runner.vocab_size
     make_dummy = InputBatch.make_dummy
 
     def different(num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> InputBatch:
@@ -120,6 +121,7 @@ def _mixed_ms(runner: Any, exact: int, fast: int) -> float:
     return statistics.median(_time_gpu(runner, exact + fast, [set_rows] * 4)[1:])
 
 
+@torch.random.fork_rng(devices=())  # vLLM draws tokens from the generator that requests are sampled with
 def measure_cpu(runner: Any, runs_mixed: bool) -> StepCosts:
     """Time dummy steps of the CPU's model runner in ascending size until the time is spent.
 
