@@ -5,7 +5,7 @@ import time
 import pytest
 from vllm_parts import Engine, engine_request
 
-COSTS = [[[1, 10.0, 6.0], [2048, 60.0, 35.0]]]
+COSTS = [{"steps": [[1, 10.0, 6.0], [2048, 60.0, 35.0]], "mixed": None}]
 
 
 def arrived(name, prompt=20, priority=0, **params):

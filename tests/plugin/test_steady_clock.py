@@ -5,7 +5,7 @@ import time
 import pytest
 from vllm_parts import Engine, engine_request
 
-COSTS = [[[1, 10.0, 6.0], [256, 14.0, 8.5], [2048, 60.0, 35.0]]]
+COSTS = [{"steps": [[1, 10.0, 6.0], [256, 14.0, 8.5], [2048, 60.0, 35.0]], "mixed": None}]
 RULE = {"ttft_deadline_s": 0.14, "tpot_deadline_s": 0.5}
 
 
