@@ -1,4 +1,5 @@
-// Weights joined again, for a library's GEMM (nestedfp/vllm_plugin/weights/library_route.py) and the check of what was loaded.
+// Weights joined again, for a library's GEMM (nestedfp/vllm_plugin/weights/library_route.py) and the check of what was
+// loaded.
 #include <tuple>
 
 #include "cuda/host/tensors.h"
