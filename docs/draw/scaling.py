@@ -25,10 +25,7 @@ from workload.synthetic import synthetic_trace
 from workload.traces import Arrival
 
 REPLICAS, MOST, COLD_START_S = 2, 4, 120.0
-CALM_RPS, HIGH_RPS = (
-    12.0,
-    40.0,
-)  # 0.3 of what the replicas at the start serve in FP16 with every step full, and all of it
+CALM_RPS, HIGH_RPS = 12.0, 40.0  # 0.3 and 1.0 of what the first replicas serve in full FP16 steps
 STEP_S, END_S, BIN_S = 60.0, 480.0, 10.0
 EXACT_SHARE = 0.5
 SLO = Slo(ttft_ms=200.0, tpot_ms=33.3)
