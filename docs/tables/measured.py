@@ -28,6 +28,7 @@ def _with_conditions(name: str, table: str) -> str:
         commands = list(dict.fromkeys(f"{' '.join(each.split()[:3])} ..." for each in commands))
     machine = next((line.split("; torch")[0] for line in comments if re.match(r"NVIDIA|CPU|no GPU", line)), "")
     machine = re.sub(r", clocks.*|, \d+ MHz", "", machine)
+    machine = " | ".join(dict.fromkeys(machine.split(" | ")))  # of several GPUs alike one
     said = "; ".join(part for part in (*(f"`{each}`" for each in commands), machine) if part)
     return under(f"{said}{'; ' if said else ''}`{name}.csv`.", table)
 
