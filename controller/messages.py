@@ -48,7 +48,7 @@ class StandingOrder(FrozenModel):
 
 
 class Room(FrozenModel):
-    """Prompt tokens that an engine can take so that their first tokens come in time (nestedfp/steps/deadlines/prompt_room.py)."""
+    """Prompt tokens that an engine can take so that their first tokens come in time (nestedfp/steps/prompt_room.py)."""
 
     tokens: int  # below zero: as many are late already
     full_tokens: Count

@@ -1,7 +1,7 @@
 """Loads of one simulated engine of the 8B shape, and what a step rule makes of them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from simulator.simulation_summary import met
 from workload.slo import Slo
 
 SLO = Slo(ttft_ms=200, tpot_ms=33.3)
-DEADLINES: dict[str, Any] = {"ttft_deadline_s": 0.14, "tpot_deadline_s": 0.0267, "tpot_grace_tokens": 3}
-FULL: dict[str, Any] = {"full_share": 0.5}
+DEADLINES = StepRule(ttft_deadline_s=0.16, tpot_deadline_s=0.03, tpot_grace_tokens=3)
 
 
 class Arrivals(NamedTuple):
@@ -38,13 +37,14 @@ class Arrivals(NamedTuple):
 LONG_PROMPTS = Arrivals(((4, 4), (10, 5), (4, 6)), (1500, 4000), (50, 300))  # a burst
 STEADY = Arrivals(((25, 20),), output=(100, 300))
 # A fifth of the requests of a steady load, for an engine whose steps take 3.3 times as long.
+LONG_ANSWERS = Arrivals(((30, 40),), (16, 64), (300, 900))
 FEW, FEW_LONG_ANSWERS = Arrivals(((5, 40),), output=(100, 300)), Arrivals(((2.4, 60),), output=(200, 600))
 
 
-def engine_table(kv_tokens: int | None = None) -> EngineTable:
+def engine_table(kv_tokens: int | None = None, *, mixed_steps: bool = True) -> EngineTable:
     """Return the engine of the 8B shape with so large a KV cache."""
     measured = read_table(TABLE.parent / "h100-llama-8b-steps.json")
-    limits = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    limits = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "mixed_steps": mixed_steps}
     if kv_tokens is not None:
         limits["kv_tokens"] = kv_tokens
     return measured.model_copy(update={"engine": measured.engine.model_copy(update=limits)})

@@ -31,7 +31,6 @@ SHARED = {
     "nestedfp.steps.slo_rule",
     "nestedfp.steps.step_rule",
     "nestedfp.steps.step_costs",
-    "nestedfp.steps.deadlines",
     "nestedfp.steps.rows",
 }
 MAY_IMPORT = {

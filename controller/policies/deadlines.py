@@ -1,6 +1,6 @@
-"""Every engine keeps the deadlines of its own requests: a step runs FP16 unless that would make one of them late. Pure.
+"""Every engine keeps the deadlines of its own requests: an answer is exact unless that would make one of them late. Pure.
 
-The step rule is nestedfp/steps/deadlines/step_slack.py; here it is told which share of the SLO's objectives a step may use up.
+The rule is nestedfp/steps/rows/row_rule.py; here it is told which share of the SLO's objectives a step may use up.
 """
 
 from typing import Annotated, Literal
@@ -23,9 +23,6 @@ class Deadlines(FrozenModel):
     ttft_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.ttft_fraction
     tpot_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.tpot_fraction
     tpot_grace_tokens: Annotated[int, Field(ge=0, le=1000)] = USUAL_SHARES.tpot_grace_tokens
-    full_share: Annotated[float, Field(gt=0, le=1)] | None = USUAL_SHARES.full_share
-    rows_ttft_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.rows_ttft_fraction
-    rows_tpot_fraction: Annotated[float, Field(gt=0, le=1)] = USUAL_SHARES.rows_tpot_fraction
 
     def rule_for(self, slo: Slo) -> StepRule:
         """The rule that lets a step use up these shares of the objectives."""

@@ -1,9 +1,8 @@
 """As many replicas as the load allows run exact, the others fast; HAProxy sends every request to an exact one that has room.
 
-An exact replica takes no more prompts than it can begin in time in FP16 (nestedfp/steps/deadlines/prompt_room.py), and
-computes an answer fast only where it would be late otherwise (nestedfp/steps/rows/row_rule.py); FP16 alone where its steps
-cannot mix both. What comes beyond that goes to fast replicas, which keep deadlines stricter than the
-objectives, and must have room at any time:
+An exact replica takes no more prompts than it can begin in time in FP16 (nestedfp/steps/prompt_room.py), and
+computes an answer fast only where it would be late otherwise (nestedfp/steps/rows/row_rule.py). What comes beyond that goes to
+fast replicas, which keep deadlines stricter than the objectives, and must have room at any time:
 
 * K, the number of exact replicas, falls as soon as the load is more than a share of what all replicas compute in their present
   classes, over ten seconds, or clearly more over one, or fast replicas have had no room for a second;
@@ -45,7 +44,7 @@ GROW_MARGIN = 0.85  # of the limit, that the load must be below with one more ex
 MINUTE_S = 60.0
 # Of a fast replica beside exact ones: it gets what none of them could take, all at once. With the usual deadlines it would be late
 # more often, and with FP8 alone no more seldom.
-STRICT = Deadlines(ttft_fraction=0.4, tpot_fraction=0.6, rows_ttft_fraction=0.5, rows_tpot_fraction=0.85)
+STRICT = Deadlines(ttft_fraction=0.5, tpot_fraction=0.85)
 
 
 class ExactFirst(FrozenModel):
@@ -83,8 +82,8 @@ def rule_of(deadlines: Deadlines, slo: Slo) -> StepRule:
     usual = Deadlines().rule_for(slo)
     return replace(
         deadlines.rule_for(slo),
-        exact_rows_ttft_s=usual.rows_ttft_s,
-        exact_rows_tpot_s=usual.rows_tpot_s,
+        exact_ttft_deadline_s=usual.ttft_deadline_s,
+        exact_tpot_deadline_s=usual.tpot_deadline_s,
         exact_step_s=STEP_TPOT_SHARE * slo.tpot_ms * 1e-3,
         room_ttft_s=ROOM_TTFT_SHARE * slo.ttft_ms * 1e-3,
     )

@@ -9,15 +9,10 @@ from nestedfp.steps.step_rule import StepRule
 class SloShares:
     """Shares of the objectives, and the numbers beside them that were tuned with them; see ``StepRule``."""
 
-    ttft_fraction: float = 0.7  # of the objective; the rest is for what no engine sees
-    tpot_fraction: float = 0.8
+    ttft_fraction: float = 0.8  # of the objective; the rest is for what no engine sees
+    tpot_fraction: float = 0.9
     # Tokens that an answer is trusted to have still to come, to make up for a long step: most have hundreds.
     tpot_grace_tokens: int = 3
-    # FP8 when so large a share of max_num_seqs or of the KV cache is taken; None: deadlines alone.
-    full_share: float | None = 0.5
-    # The first two where an engine computes exact and fast requests in one step.
-    rows_ttft_fraction: float = 0.8
-    rows_tpot_fraction: float = 0.9
 
     def rule(self, ttft_ms: float, tpot_ms: float) -> StepRule:
         """Return the rule that lets a step use up these shares of the objectives.
@@ -29,9 +24,6 @@ class SloShares:
             ttft_deadline_s=self.ttft_fraction * ttft_ms * 1e-3,
             tpot_deadline_s=self.tpot_fraction * tpot_ms * 1e-3,
             tpot_grace_tokens=self.tpot_grace_tokens,
-            full_share=self.full_share,
-            rows_ttft_s=self.rows_ttft_fraction * ttft_ms * 1e-3,
-            rows_tpot_s=self.rows_tpot_fraction * tpot_ms * 1e-3,
         )
 
 

@@ -1,7 +1,7 @@
-"""The engine's own decision: which precision one step runs in.
+"""The engine's own decision where no deadlines plan its steps: which precision one step runs in.
 
 Pure and standard library only, so that the engine's scheduler and the simulator run the same code.
-The order of precedence: a pinned request, then a fixed directive, then the thresholds and deadlines of the ``auto``
+The order of precedence: a pinned request, then a fixed directive, then the thresholds of the ``auto``
 directive. Where one of these asks for FP8 but the engine's measured step costs say that it saves nothing at this size, the
 step stays exact.
 """
@@ -18,44 +18,36 @@ RANGES: dict[str, tuple[float, float]] = {
     "ttft_deadline_s": (1e-6, 1e15),
     "tpot_deadline_s": (1e-6, 1e15),
     "tpot_grace_tokens": (0, 1e9),
-    "full_share": (0, 1),
     "exact_step_s": (1e-6, 1e9),
     "room_ttft_s": (1e-6, 1e15),
-    "rows_ttft_s": (1e-6, 1e15),
-    "rows_tpot_s": (1e-6, 1e15),
-    "exact_rows_ttft_s": (1e-6, 1e15),
-    "exact_rows_tpot_s": (1e-6, 1e15),
+    "exact_ttft_deadline_s": (1e-6, 1e15),
+    "exact_tpot_deadline_s": (1e-6, 1e15),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StepRule:
-    """Thresholds and deadlines of the ``auto`` directive. A step runs FP8 as soon as one of them is passed.
+    """Thresholds and deadlines of the ``auto`` directive.
+
+    With both deadlines steps are planned by them (nestedfp/steps/rows/row_rule.py), and the thresholds count for nothing. Without,
+    a step runs FP8 as soon as one of the thresholds is passed.
 
     Attributes:
         fp8_step_tokens: FP8 when the step schedules more tokens than this (the paper's rule takes half of the
             engine's token budget). None switches the threshold off.
         fp8_budget_fraction: FP8 when the step schedules more than this share of the engine's own token budget. Unlike
             ``fp8_step_tokens`` it is right for engines of different budgets. None switches it off.
-        ttft_deadline_s: FP8 when the step in FP16 would make a request's time to first token longer than this, the
-            waiting ones counted with what is before them at FP8 speed. None switches it off.
-        tpot_deadline_s: FP8 when after the step in FP16 a request's mean time per output token would be above this, in
-            seconds. None switches it off.
+        ttft_deadline_s: deadline of first tokens, from a request's arrival. None: no step is planned.
+        tpot_deadline_s: deadline of the mean time per output token.
         tpot_grace_tokens: a request may be above ``tpot_deadline_s`` as long as it would be within it again were its next
             so many tokens to come at once. 0: never above.
-        full_share: FP8 when the requests in the engine, those that wait among them, are a larger share of those that it runs at
-            once, or their KV entries of the cache: at its limits FP8 would come too late. None switches it off; it is asked of
-            engines with a deadline only.
         exact_step_s: under the directive ``fp16`` a step computes no more prompt tokens than fit into so many seconds. None: as
             many as the token budget allows.
         room_ttft_s: that a first token may take, for the engine to say how many prompt tokens it can take
-            (nestedfp/steps/deadlines/prompt_room.py), with steps of ``exact_step_s``. None: it does not say.
-        rows_ttft_s: deadline of first tokens, from a request's arrival, on an engine whose steps may hold both precisions
-            (nestedfp/steps/rows/row_rule.py). None: no step is planned by row.
-        rows_tpot_s: deadline of the mean time per output token for that rule, with ``tpot_grace_tokens``.
-        exact_rows_ttft_s: the first of the two under the directive ``fp16``, which then computes an answer fast rather than late.
-            None: that directive computes FP16 alone.
-        exact_rows_tpot_s: the second.
+            (nestedfp/steps/prompt_room.py), with steps of ``exact_step_s``. None: it does not say.
+        exact_ttft_deadline_s: the first deadline under the directive ``fp16``, which then computes an answer fast rather than
+            late. None: that directive computes FP16 alone.
+        exact_tpot_deadline_s: the second.
     """
 
     fp8_step_tokens: int | None = None
@@ -63,13 +55,10 @@ class StepRule:
     ttft_deadline_s: float | None = None
     tpot_deadline_s: float | None = None
     tpot_grace_tokens: int = 0
-    full_share: float | None = None
     exact_step_s: float | None = None
     room_ttft_s: float | None = None
-    rows_ttft_s: float | None = None
-    rows_tpot_s: float | None = None
-    exact_rows_ttft_s: float | None = None
-    exact_rows_tpot_s: float | None = None
+    exact_ttft_deadline_s: float | None = None
+    exact_tpot_deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number out of its range, and TypeError for anything but a number."""
@@ -77,25 +66,25 @@ class StepRule:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:  # NaN neither
                 raise ValueError(f"expected {name} from {least:g} to {most:g}, got {value!r}")
+        for one, other in (("ttft_deadline_s", "tpot_deadline_s"), ("exact_ttft_deadline_s", "exact_tpot_deadline_s")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise ValueError(
+                    f"expected {one} and {other}, or neither, got {getattr(self, one)} and {getattr(self, other)}"
+                )
 
     @property
     def strict(self) -> "StepRule":
         """This rule, under which the directive ``fp16`` computes FP16 alone."""
-        return replace(self, exact_rows_ttft_s=None, exact_rows_tpot_s=None)
+        return replace(self, exact_ttft_deadline_s=None, exact_tpot_deadline_s=None)
 
-    def row_deadlines_s(self, directive: DirectiveMode) -> tuple[float, float] | None:
-        """Deadlines of the first token and of the mean time per output token by which steps are planned by row; None: by none."""
+    def deadlines_s(self, directive: DirectiveMode) -> tuple[float, float] | None:
+        """Deadlines of the first token and of the mean time per output token by which steps are planned; None: by none."""
         if directive is DirectiveMode.FP8:
             return None
         exact = directive is DirectiveMode.FP16
-        ttft_s = self.exact_rows_ttft_s if exact else self.rows_ttft_s
-        tpot_s = self.exact_rows_tpot_s if exact else self.rows_tpot_s
+        ttft_s = self.exact_ttft_deadline_s if exact else self.ttft_deadline_s
+        tpot_s = self.exact_tpot_deadline_s if exact else self.tpot_deadline_s
         return None if ttft_s is None or tpot_s is None else (ttft_s, tpot_s)
-
-    @property
-    def has_deadlines(self) -> bool:
-        """Whether the caller must say which requests a step would make late."""
-        return self.ttft_deadline_s is not None or self.tpot_deadline_s is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +94,6 @@ class StepSignals:
     scheduled_tokens: int
     has_pinned: bool  # a scheduled request demands FP16
     budget_tokens: int | None = None  # the most tokens that a step may schedule; None: the caller does not know
-    late: str | None = None  # why FP16 would be too slow, as nestedfp/steps/deadlines/step_watch.py names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +101,7 @@ class StepChoice:
     """The precision of a step, and why."""
 
     mode: Mode
-    # "pinned", "directive", "step_tokens", "step_budget", "below_thresholds", "no_gain", or what was late
+    # "pinned", "directive", "step_tokens", "step_budget", "below_thresholds" or "no_gain"
     reason: str
 
 
@@ -146,4 +134,4 @@ def _reason_for_fp8(signals: StepSignals, rule: StepRule) -> str | None:
     fraction, budget_tokens = rule.fp8_budget_fraction, signals.budget_tokens
     if fraction is not None and budget_tokens is not None and signals.scheduled_tokens > fraction * budget_tokens:
         return "step_budget"
-    return signals.late
+    return None

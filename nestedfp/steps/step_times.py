@@ -21,12 +21,15 @@ class StepTimes:
     the same in both precisions, so that one correction serves both.
 
     Args:
-        costs: measured at the engine's start. None: only what steps have taken lately is known.
+        costs: measured at the engine's start. None: a step takes what the last ones of its precision took, whatever its size; the
+            first FP8 step is expected to take no time, so that one is tried.
     """
 
     def __init__(self, costs: StepCosts | None) -> None:
         self._costs = costs
-        self._excess_s = [0.0, 0.0]  # of steps of decodes alone, and of those with parts of prompts
+        # Of steps of decodes alone, and of those with parts of prompts; one pair for both precisions where costs are known.
+        exact = [0.0, 0.0]
+        self._excess_s = {Mode.FP16: exact, Mode.FP8: [0.0, 0.0] if costs is None else exact}
         self._mixed_excess_s: list[float | None] = [None, None]  # the same of steps of both classes; None: none yet
         self._costs_s: dict[int, tuple[float, float]] = {}  # by tokens
         self._mixed_costs_s: dict[tuple[int, int], float] = {}  # by exact and fast rows
@@ -36,13 +39,9 @@ class StepTimes:
         """Whether the cost of a step is known by its size."""
         return self._costs is not None
 
-    def s_per_prompt_token(self, budget_tokens: int) -> float:
-        """What a prompt token costs in full FP8 steps; 0 where nothing was measured."""
-        return 0.0 if self._costs is None else self._costs.times_ms(budget_tokens)[1] * 1e-3 / budget_tokens
-
     def predicted_s(self, mode: Mode, tokens: int, *, with_prompts: bool) -> float:
         """Return how long a step of so many tokens will take, in seconds."""
-        return max(0.0, self._cost_s(mode, tokens) + self._excess_s[with_prompts])
+        return max(0.0, self._cost_s(mode, tokens) + self._excess_s[mode][with_prompts])
 
     @property
     def are_by_row(self) -> bool:
@@ -55,13 +54,15 @@ class StepTimes:
             mode = Mode.FP8 if fast_rows else Mode.FP16
             return self.predicted_s(mode, exact_rows + fast_rows, with_prompts=with_prompts)
         excess_s = self._mixed_excess_s[with_prompts]
-        excess_s = self._excess_s[with_prompts] if excess_s is None else excess_s
+        excess_s = self._excess_s[Mode.FP16][with_prompts] if excess_s is None else excess_s
         return max(0.0, self._mixed_s(exact_rows, fast_rows) + excess_s)
 
     def classes_pay(self, exact_rows: int, fast_rows: int, *, with_prompts: bool) -> bool:
         """Whether a step that computes some of its rows in FP8 takes less than one that is all FP16."""
-        if not fast_rows or not exact_rows:
-            return bool(fast_rows)
+        if not exact_rows:
+            return self._costs is None or self._costs.fp8_pays(fast_rows)
+        if not fast_rows:
+            return False
         whole_s = self.of_rows_s(exact_rows + fast_rows, 0, with_prompts=with_prompts)
         return self.of_rows_s(exact_rows, fast_rows, with_prompts=with_prompts) * (1 + LEAST_GAIN) < whole_s
 
@@ -72,7 +73,7 @@ class StepTimes:
             return
         excess_s = took_s - self._mixed_s(exact_rows, fast_rows)
         before_s = self._mixed_excess_s[with_prompts]
-        before_s = self._excess_s[with_prompts] if before_s is None else before_s
+        before_s = self._excess_s[Mode.FP16][with_prompts] if before_s is None else before_s
         self._mixed_excess_s[with_prompts] = before_s + EXCESS_WEIGHT * (excess_s - before_s)
 
     def _mixed_s(self, exact_rows: int, fast_rows: int) -> float:
@@ -102,7 +103,8 @@ class StepTimes:
     def took(self, mode: Mode, tokens: int, took_s: float, *, with_prompts: bool) -> None:
         """Learn how long a step has taken."""
         excess_s = took_s - self._cost_s(mode, tokens)
-        self._excess_s[with_prompts] += EXCESS_WEIGHT * (excess_s - self._excess_s[with_prompts])
+        excesses_s = self._excess_s[mode]
+        excesses_s[with_prompts] += EXCESS_WEIGHT * (excess_s - excesses_s[with_prompts])
 
     def _cost_s(self, mode: Mode, tokens: int) -> float:
         if self._costs is None:

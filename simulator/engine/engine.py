@@ -9,10 +9,10 @@ Cost: nothing loops over the requests of a batch (see ``DecodeBatch``), and a st
 loop. ``advance`` runs all steps that end by a given time, so that an engine costs nothing between the events that concern it.
 """
 
-from math import ceil, inf
+from math import inf
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.steps.deadlines.prompt_room import PromptRoom
+from nestedfp.steps.prompt_room import PromptRoom
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
@@ -30,7 +30,6 @@ class Engine(HoldingByRow):
         self._mixed_s = table.mixed_s
         self._step_costs = table.step_costs()
         self._ahead = limits.async_scheduling
-        self._mixes = limits.mixed_steps
         # the step in progress
         self.ends_s = inf  # inf: idle
         self._began_s = 0.0
@@ -79,7 +78,7 @@ class Engine(HoldingByRow):
 
     @property
     def _by_row(self) -> bool:
-        return self._mixes and self.rule.row_deadlines_s(self.directive) is not None
+        return self.rule.deadlines_s(self.directive) is not None
 
     @property
     def busy(self) -> bool:
@@ -97,7 +96,23 @@ class Engine(HoldingByRow):
         """What it can take of prompts; the engine must have been advanced to the present. None: the rule does not ask."""
         mode = Mode.FP16 if self.directive is DirectiveMode.FP16 else Mode.FP8
         decodes, ends_s = self._batch.size + self._fast.size, self.ends_s if self.busy else now_s
-        return self._watch.room(self.rule, mode, now_s, decodes=decodes, line_tokens=self.waiting_tokens, ends_s=ends_s)
+        return self._watch.room(
+            self.rule,
+            mode,
+            now_s,
+            decodes=decodes,
+            line_tokens=self.waiting_tokens,
+            ends_s=ends_s,
+            slack_s=self._slack_s(now_s),
+        )
+
+    def _slack_s(self, now_s: float) -> float:
+        """How long until the next token of a running request is due; infinity: of none, or the rule does not ask."""
+        if self.rule.room_ttft_s is None or self.rule.exact_step_s is None:
+            return inf
+        tpot_s, grace = self.rule.exact_step_s, self.rule.tpot_grace_tokens
+        decodes = [request for request in self.running if request not in self._partials]
+        return min([self._due_s(request, tpot_s, grace) for request in decodes], default=inf) - now_s
 
     def capacity_tokens_per_s(self, mode: Mode) -> float | None:
         """What steps of ``exact_step_s`` compute in a second; None: the rule does not ask."""
@@ -150,7 +165,7 @@ class Engine(HoldingByRow):
             self._admit(budget, seen_s)
         tokens = decodes + sum([count for _, count in self._chunks])
         assert tokens > 0, "a request that fits the cache alone can always be scheduled"
-        is_fp8 = self._chooses_fp8(now_s, tokens, with_prompts=bool(self._chunks)) if chosen is None else chosen
+        is_fp8 = self._chooses_fp8(tokens) if chosen is None else chosen
         self.stats.scheduled(is_fp8, tokens)
         self._is_fp8, self._rows_fp8, self._rows_of = is_fp8, (is_fp8, is_fp8), None
         self._step_decodes, self._began_s = decodes, now_s
@@ -163,21 +178,10 @@ class Engine(HoldingByRow):
         is_exact = self.directive is DirectiveMode.FP16
         return (self._watch.exact_budget_tokens(self.rule, decodes) if is_exact else self._budget) - decodes
 
-    def _chooses_fp8(self, now_s: float, tokens: int, *, with_prompts: bool) -> bool:
+    def _chooses_fp8(self, tokens: int) -> bool:
         """The precision of a step that has been filled."""
-        late = self._late(now_s, tokens, with_prompts) if self._has_deadlines else None
-        signals = StepSignals(tokens, self._pinned > 0, self._budget, late)
+        signals = StepSignals(tokens, self._pinned > 0, self._budget)
         return choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
-
-    @property
-    def _has_deadlines(self) -> bool:
-        return self.directive is DirectiveMode.AUTO and self.rule.has_deadlines
-
-    def _late(self, now_s: float, tokens: int, with_prompts: bool) -> str | None:
-        """Which deadline the step would break in FP16, or that the engine is full."""
-        inside = len(self.running) + len(self.waiting) - len(self._unseen)  # without those on their way to it
-        kv_usage = self.used_blocks / self.total_blocks
-        return self._watch.late(self.rule, now_s, tokens, inside, kv_usage, with_prompts=with_prompts)
 
     def _complete(self, now_s: float) -> None:
         """What the step in progress has brought: tokens, first tokens, finished requests."""
@@ -193,11 +197,7 @@ class Engine(HoldingByRow):
             self.tpot.add(now_s, duration_s * 1e3, self._step_decodes)
             self._batch.stepped(self._rows_fp8[False])
             self._fast.stepped(self._rows_fp8[True])
-            self._slack.decodes.stepped()
             self._finish_due(now_s)
-        for request in [r for r in self.running if r.is_resting] if self._resting.size else ():
-            generated = request.output_tokens - (request.finish_at - self._resting.count)
-            self._slack.decodes.entered(request.index, request.first_s, generated)
         for request, count in self._chunks:
             is_fp8 = self._rows_fp8[request.is_fast]
             prompt = request.prompt_tokens
@@ -210,7 +210,6 @@ class Engine(HoldingByRow):
     def _sampled_by_prefill(self, now_s: float, request: SimRequest, is_fp8: bool) -> None:
         if request.generated == 0:
             request.first_s = now_s
-            self._slack.prompts.left(request.index)
             if request.has_room:
                 self._margin.first_token(request.ttft_ms * 1e-3)
             self.ttft.add(now_s, request.ttft_ms)
@@ -222,7 +221,6 @@ class Engine(HoldingByRow):
             self._finish(now_s, request)
             return
         (self._fast if request.is_fast else self._batch).enter(request)
-        self._slack.decodes.entered(request.index, request.first_s, request.generated)
 
     def _decode_run(self, now_s: float, until_s: float) -> None:
         """Run the pure decode steps that end by ``until_s`` and leave the engine in the next step.
@@ -233,13 +231,12 @@ class Engine(HoldingByRow):
         self._decode_only = False
         batch, phases, block = self._batch, self._batch.phases, self._block
         while decodes := batch.size:
-            # One choice for the whole stretch: but for deadlines, nothing that the rule looks at changes in it.
-            is_fp8 = self._chooses_fp8(now_s, decodes, with_prompts=False)
+            # One choice for the whole stretch: nothing that the rule looks at changes in it.
+            is_fp8 = self._chooses_fp8(decodes)
             cost = self._costs[is_fp8]
             step_s, growth_s = cost.step_s(decodes, decodes, batch.kv_tokens), cost.growth_s(decodes)
             began_s, count = now_s, batch.count
             first, last = count, float(batch.next_finish)
-            last = min(last, count + self._steps_until_another_choice(now_s, decodes, is_fp8))
             used_blocks, room = self.used_blocks, True
             while count < last:
                 needed = phases[count % block]
@@ -253,7 +250,6 @@ class Engine(HoldingByRow):
             if done := count - first:
                 self.used_blocks = used_blocks
                 batch.stepped(is_fp8, done)
-                self._slack.decodes.stepped(done)
                 duration_s = (now_s - began_s) / done
                 self._times.took(MODES[is_fp8], decodes, duration_s, with_prompts=False)
                 self.tpot.add(now_s, duration_s * 1e3, done * decodes)
@@ -268,16 +264,3 @@ class Engine(HoldingByRow):
                 return
             self._finish_due(now_s)
         self.ends_s = inf
-
-    def _steps_until_another_choice(self, now_s: float, decodes: int, is_fp8: bool) -> float:
-        """Decode steps of this precision until the mean TPOT of the most endangered request asks for the other one."""
-        tpot_s = self.rule.tpot_deadline_s
-        if tpot_s is None or not self._has_deadlines:
-            return inf
-        fp16_s = self._times.predicted_s(Mode.FP16, decodes, with_prompts=False)
-        latest_s = self._slack.decodes.latest_end_s(tpot_s, 1 + self.rule.tpot_grace_tokens)
-        left_s = latest_s - now_s - fp16_s  # after an FP16 step; negative: it is late
-        if not is_fp8:
-            return inf if fp16_s <= tpot_s else 1 + max(0, left_s // (fp16_s - tpot_s))
-        gained_s = tpot_s - self._times.predicted_s(Mode.FP8, decodes, with_prompts=False)
-        return inf if gained_s <= 0 else max(1, ceil(-left_s / gained_s))

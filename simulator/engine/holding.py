@@ -3,7 +3,7 @@
 from collections import deque
 
 from controller.sliding_window import SlidingWindow
-from nestedfp.steps.deadlines.step_watch import StepWatch
+from nestedfp.steps.step_watch import StepWatch
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.decode_batch import DecodeBatch
 from simulator.engine.request import SimRequest
@@ -16,8 +16,8 @@ class Holding:
     def __init__(self, table: EngineTable) -> None:
         limits = table.engine
         self._budget = limits.max_num_batched_tokens
-        self._watch = StepWatch(self._budget, limits.max_num_seqs, table.step_costs())
-        self._times, self._slack, self._margin = self._watch.times, self._watch.slack, self._watch.margin
+        self._watch = StepWatch(self._budget, table.step_costs())
+        self._times, self._margin = self._watch.times, self._watch.margin
         self._max_seqs = limits.max_num_seqs
         self._block = limits.block_tokens
         self.total_blocks = limits.kv_tokens // limits.block_tokens
@@ -51,8 +51,7 @@ class Holding:
     def _see(self, seen_s: float) -> None:
         """Put those that had come by then in line."""
         while self._unseen and self._unseen[0].queued_s <= seen_s:
-            request = self._unseen.popleft()
-            self._slack.prompts.arrived(request.index, request.arrived_s, request.target)
+            self._unseen.popleft()
 
     def _continue_prefill(self, request: SimRequest, budget: int) -> int:
         """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut
@@ -84,7 +83,6 @@ class Holding:
         self.used_blocks += blocks
         self.waiting_tokens -= count
         self._chunks.append((request, count))
-        self._slack.prompts.computed(request.index, request.computed)
         if request.computed < request.target:
             self._partials[request] = None
         else:
@@ -118,11 +116,9 @@ class Holding:
         if request in self._partials:
             del self._partials[request]
             self.waiting_tokens -= request.target - request.computed
-            self._slack.prompts.computed(request.index, 0)
             self.used_blocks -= -(-request.computed // self._block)
         else:
             self.used_blocks -= (self._fast if request.is_fast else self._batch).preempt(request)
-            self._slack.decodes.left(request.index)
             request.target = request.prompt_tokens + request.generated
         request.computed = request.prompt_fp16 = request.prompt_fp8 = 0
         request.is_fast = False
@@ -132,7 +128,6 @@ class Holding:
     def _finish(self, now_s: float, request: SimRequest) -> None:
         del self.running[request]
         self._pinned -= request.pinned
-        self._slack.left(request.index)
         request.finished_s = now_s
         request.outcome, request.generated = "finished", request.output_tokens
         self.finished.append(request)

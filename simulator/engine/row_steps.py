@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.rows.row_rule import RowRule
-from nestedfp.steps.rows.row_state import MOST_PLANNED, Decode, Prompt, RowPlan, RowState, first_due_s
+from nestedfp.steps.rows.row_state import MOST_PLANNED, Decode, Prompt, RowPlan, RowState, first_due_s, fullness
 from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import EngineTable
-from simulator.engine.decode_batch import DecodeBatch
 from simulator.engine.holding import Holding
 from simulator.engine.request import SimRequest
 
@@ -91,13 +90,12 @@ class HoldingByRow(Holding):
         return line
 
     def _row_state(self, now_s: float, exact: list[SimRequest], line: list[SimRequest]) -> RowState:
-        deadlines_s, grace = self.rule.row_deadlines_s(self.directive), self.rule.tpot_grace_tokens
+        deadlines_s, grace = self.rule.deadlines_s(self.directive), self.rule.tpot_grace_tokens
         assert deadlines_s is not None
         ttft_s, tpot_s = deadlines_s
 
-        def decode(request: SimRequest, batch: DecodeBatch) -> Decode:
-            generated = request.output_tokens - (request.finish_at - batch.count)
-            return Decode(request.first_s + tpot_s * (generated + grace), request.pinned)
+        def decode(request: SimRequest) -> Decode:
+            return Decode(self._due_s(request, tpot_s, grace), request.pinned)
 
         def prompt(request: SimRequest) -> Prompt:
             left_tokens, due_s = request.target - request.computed, first_due_s(request.arrived_s, ttft_s, now_s)
@@ -107,13 +105,24 @@ class HoldingByRow(Holding):
         fast = [r for r in self.running if r.is_fast and r not in self._partials]
         return RowState(
             now_s,
-            [decode(request, self._batch) for request in exact],
-            [decode(request, self._fast) for request in fast],
+            [decode(request) for request in exact],
+            [decode(request) for request in fast],
             [prompt(request) for request in line],
             self._max_seqs - len(self.running),
             self._budget,
             tpot_s,
+            fullness(
+                len(self.running) + len(self.waiting) - len(self._unseen),
+                self._max_seqs,
+                self.used_blocks / self.total_blocks,
+            ),
         )
+
+    def _due_s(self, request: SimRequest, tpot_s: float, grace: int) -> float:
+        """When the next token of a request that decodes is due."""
+        batch = self._resting if request.is_resting else self._fast if request.is_fast else self._batch
+        generated = request.output_tokens - (request.finish_at - batch.count)
+        return request.first_s + tpot_s * (generated + grace)
 
     def _blocks_of(self, plan: RowPlan, exact: list[SimRequest], line: list[SimRequest]) -> int:
         """New blocks that the step takes."""

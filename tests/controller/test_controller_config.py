@@ -36,7 +36,7 @@ def test_an_empty_section_is_a_working_configuration() -> None:
 def test_without_a_controller_an_engine_keeps_the_deadlines_of_the_slo_by_itself() -> None:
     config = ControllerConfig.model_validate({"slo": {"ttft_ms": 400}, "policy": {"name": "threshold"}})
     mode, rule = config.lapsed
-    assert (mode, rule.ttft_deadline_s) == (DirectiveMode.AUTO, pytest.approx(0.7 * 0.4))
+    assert (mode, rule.ttft_deadline_s) == (DirectiveMode.AUTO, pytest.approx(0.8 * 0.4))
     own = ControllerConfig.model_validate({"policy": {"name": "deadlines", "ttft_fraction": 0.5}})
     assert own.lapsed[1].ttft_deadline_s == pytest.approx(0.1)  # as the controller that was lost had said
     paper = ControllerConfig.model_validate({"policy": {"name": "token_fraction", "fraction": 0.25}})

@@ -221,7 +221,7 @@ def test_after_an_operators_order_a_replica_without_a_controller_decides_for_its
     assert cluster.followers["r0"].in_force(cluster.now_s).mode is DirectiveMode.FP8
     cluster.now_s += 10
     force = cluster.followers["r0"].in_force(cluster.now_s)
-    assert (force.mode, force.rule.has_deadlines) == (DirectiveMode.AUTO, True)
+    assert (force.mode, force.rule.deadlines_s(force.mode) is None) == (DirectiveMode.AUTO, False)
 
 
 def test_exact_replicas_answer_fast_rather_than_late_but_not_where_an_operator_says_fp16():
@@ -230,12 +230,12 @@ def test_exact_replicas_answer_fast_rather_than_late_but_not_where_an_operator_s
     cluster.run(60, 1000, **load)
     for follower in cluster.followers.values():
         force = follower.in_force(cluster.now_s)
-        assert (force.mode, force.rule.row_deadlines_s(force.mode) is not None) == (FP16, True)
+        assert (force.mode, force.rule.deadlines_s(force.mode) is not None) == (FP16, True)
     cluster.carry_out(cluster.loop.override(cluster.now_s, FP16, 20.0, replica_id="r1"))
     cluster.run(5, 1000, **load)
     forces = {name: follower.in_force(cluster.now_s) for name, follower in cluster.followers.items()}
     assert {force.mode for force in forces.values()} == {FP16}
-    assert {name: force.rule.row_deadlines_s(FP16) is None for name, force in forces.items()} == {
+    assert {name: force.rule.deadlines_s(FP16) is None for name, force in forces.items()} == {
         "r0": False,
         "r1": True,
     }
@@ -244,7 +244,7 @@ def test_exact_replicas_answer_fast_rather_than_late_but_not_where_an_operator_s
     assert {name: follower.in_force(cluster.now_s).epoch for name, follower in cluster.followers.items()} == epochs
     cluster.run(15, 1000, **load)  # the order ends
     rule = cluster.followers["r1"].in_force(cluster.now_s).rule
-    assert rule.row_deadlines_s(FP16) is not None
+    assert rule.deadlines_s(FP16) is not None
 
 
 def test_what_no_precision_can_serve_is_shed_under_this_policy_too():

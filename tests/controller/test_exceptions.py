@@ -16,7 +16,7 @@ from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 
 FOUR = ("r0", "r1", "r2", "r3")
-RULE = StepRule(ttft_deadline_s=0.1)
+RULE = StepRule(ttft_deadline_s=0.1, tpot_deadline_s=0.03)
 
 
 @given(

@@ -99,8 +99,16 @@ def online():
         {"mode": "fp8", "prompts": [LONG], "extra_args": {"precision": "fp32"}},
         {"mode": "fp16", **tokens},
         # Deadlines that every step breaks, and such that none does.
-        {"mode": "auto", "rule": {"ttft_deadline_s": 1e-6}, "prompts": [f"{i}: {LONG}" for i in range(3)]},
-        {"mode": "auto", "rule": {"tpot_deadline_s": 1e-6}, "prompts": [f"{i}; {LONG}" for i in range(3)]},
+        {
+            "mode": "auto",
+            "rule": {"ttft_deadline_s": 1e-6, "tpot_deadline_s": 900.0},
+            "prompts": [f"{i}: {LONG}" for i in range(3)],
+        },
+        {
+            "mode": "auto",
+            "rule": {"ttft_deadline_s": 900.0, "tpot_deadline_s": 1e-6},
+            "prompts": [f"{i}; {LONG}" for i in range(3)],
+        },
         {"mode": "auto", "rule": {"ttft_deadline_s": 900.0, "tpot_deadline_s": 900.0}, **tokens},
         {"mode": "fp8", **tokens, "exact": EXACT},
         SEEDED,

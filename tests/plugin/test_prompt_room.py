@@ -8,9 +8,10 @@ from vllm_parts import MODEL, Engine, engine_request
 
 from deploy.agent.room_page import room_page
 from nestedfp.modes import Mode
-from nestedfp.steps.deadlines.prompt_room import LATE_SHARE, USUAL_MARGIN, RoomMargin, prompt_room
+from nestedfp.steps.prompt_room import LATE_SHARE, USUAL_MARGIN, RoomMargin, prompt_room
 from nestedfp.steps.step_costs import StepCost, StepCosts
 from nestedfp.steps.step_times import LEAST_CHUNK_TOKENS, StepTimes
+from nestedfp.vllm_plugin.scheduling.deadline_watch import next_due_s
 
 # A step takes 5 ms, and in FP16 0.1 ms a token, in FP8 half of that.
 COSTS = StepCosts((StepCost(1, 5.1, 5.05), StepCost(4096, 5 + 409.6, 5 + 204.8)))
@@ -141,13 +142,12 @@ def test_drafts_are_rows_of_exact_steps_and_leave_room_for_some_of_a_prompt(draf
 
 
 def test_a_request_whose_drafts_are_accepted_has_until_its_later_tokens_are_due(drafting):
-    drafting.add(engine_request("a", 4, max_tokens=50))
+    request = drafting.add(engine_request("a", 4, max_tokens=50))
     drafting.step()
-    latest_s = drafting.scheduler._watch.slack.decodes.latest_end_s
     for accepted in (3, 0, 2):
-        before_s = latest_s(0.05)
+        before_s = next_due_s(request, 0.05, 0, 0.0)
         drafting.finish(drafting.schedule(), accepted={"a": accepted})
-        assert latest_s(0.05) - before_s == pytest.approx(0.05 * (1 + accepted))
+        assert next_due_s(request, 0.05, 0, 0.0) - before_s == pytest.approx(0.05 * (1 + accepted))
 
 
 def test_the_engine_tells_its_room_where_the_rule_asks(engine):

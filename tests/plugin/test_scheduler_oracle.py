@@ -22,6 +22,7 @@ COSTS = StepCosts(
     (StepCost(1, 0.5, 0.3), StepCost(16, 0.8, 0.4), StepCost(2048, 40.0, 20.0)),
     MixedCosts((1, 16), (1, 256), ((0.6, 3.0), (0.9, 3.5))),
 )
+WHOLE_COSTS = StepCosts(COSTS.rows)
 EAGLE = {"method": "eagle", "model": str(MODEL)}  # whose weights nobody loads here
 STOP = 9  # token that ends an answer
 ROUNDS = 120
@@ -48,7 +49,7 @@ class Life:
 class Oracle:
     """Drives an engine and follows it."""
 
-    def __init__(self, seed: int, *, async_scheduling: bool, by_row: bool = False, drafts: int = 0) -> None:
+    def __init__(self, seed: int, *, async_scheduling: bool, costs: StepCosts | None, drafts: int = 0) -> None:
         self.random = random.Random(seed)
         self.engine = Engine(
             blocks=self.random.choice([14, 20, 40]),
@@ -67,9 +68,9 @@ class Oracle:
         self.lives: dict[str, Life] = {}
         self.in_flight: list[Any] = []
         self.directive, self.is_strict = "fp16", True
-        self.by_row = by_row
-        if by_row:
-            self.scheduler.nestedfp_take_step_costs([COSTS.report()])
+        self.may_mix = costs is not None and costs.mixed is not None
+        if costs is not None:
+            self.scheduler.nestedfp_take_step_costs([costs.report()])
         self.is_sure = not (drafts and async_scheduling)  # where a step begins, when it is filled
         self.ended = self.mixed = self.rested = self.accepted = 0
 
@@ -93,13 +94,13 @@ class Oracle:
     def direct(self) -> None:
         self.directive = self.random.choice(["fp16", "fp8", "auto"])
         rule: dict[str, float] = {}
-        if self.directive == "auto" and (not self.by_row or self.random.random() < 0.2):
+        if self.directive == "auto" and self.random.random() < 0.2:
             rule = {"fp8_step_tokens": self.random.choice([1, 5, 20])}
-        elif self.directive == "auto" or (self.directive == "fp16" and self.by_row and self.random.random() < 0.5):
+        elif self.directive == "auto" or (self.directive == "fp16" and self.random.random() < 0.5):
             exact = "" if self.directive == "auto" else "exact_"
             rule = {
-                f"{exact}rows_ttft_s": self.random.choice([1e-3, 5e-3, 20e-3, 1.0]),
-                f"{exact}rows_tpot_s": self.random.choice([0.2e-3, 1e-3, 2e-3, 4e-3, 0.1]),
+                f"{exact}ttft_deadline_s": self.random.choice([1e-3, 5e-3, 20e-3, 1.0]),
+                f"{exact}tpot_deadline_s": self.random.choice([0.2e-3, 1e-3, 2e-3, 4e-3, 0.1]),
             }
         self.is_strict = self.directive == "fp16" and not rule
         self.engine.direct(self.directive, **rule)
@@ -171,11 +172,11 @@ class Oracle:
     def follow(self, step: Any) -> None:
         """Take down what a step reads and writes, in every position."""
         self.mixed += bool(step.nestedfp_exact)
-        self.rested += bool(step.nestedfp_resting)
+        self.rested += any(request.request_id not in step.num_scheduled_tokens for request in self.scheduler.running)
         if self.is_strict:
             assert step.nestedfp_mode is Mode.FP16
         if step.nestedfp_exact:
-            assert self.by_row
+            assert self.may_mix
             assert step.nestedfp_mode is Mode.FP8
             assert step.nestedfp_exact < step.num_scheduled_tokens.keys()
         rows = [(self.lives[name], count) for name, count in step.num_scheduled_tokens.items()]
@@ -233,14 +234,14 @@ class Oracle:
         return [(blocks[i // BLOCK].block_id, i % BLOCK) for i in range(request.num_computed_tokens - rejected)]
 
 
-@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("costs", [None, WHOLE_COSTS, COSTS], ids=["unmeasured", "whole steps", "mixed steps"])
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_what_is_disclosed_and_what_exact_requests_touch_is_what_an_oracle_of_every_kv_position_says(
-    async_scheduling, by_row
+    async_scheduling, costs
 ):
     ended = preempted = mixed = rested = 0
     for seed in SEEDS:
-        oracle = Oracle(seed, async_scheduling=async_scheduling, by_row=by_row)
+        oracle = Oracle(seed, async_scheduling=async_scheduling, costs=costs)
         oracle.play(ROUNDS)
         ended += oracle.ended
         mixed += oracle.mixed
@@ -250,14 +251,15 @@ def test_what_is_disclosed_and_what_exact_requests_touch_is_what_an_oracle_of_ev
         assert not any((scheduler._pinned, scheduler._in_prompt, scheduler._exact, scheduler._may_end))
     assert ended > 20 * len(SEEDS), "the oracle has something to say"
     assert preempted > len(SEEDS)
-    assert (mixed > 4 * len(SEEDS) and rested > len(SEEDS) // 2) is by_row
+    assert rested > len(SEEDS) // 2
+    assert (mixed > 4 * len(SEEDS)) is (costs is COSTS)
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_the_same_with_drafts_of_which_any_number_is_accepted(async_scheduling):
     ended = accepted = 0
     for seed in SEEDS:
-        oracle = Oracle(seed, async_scheduling=async_scheduling, drafts=1 + seed % 4)
+        oracle = Oracle(seed, async_scheduling=async_scheduling, costs=WHOLE_COSTS, drafts=1 + seed % 4)
         oracle.play(ROUNDS)
         ended += oracle.ended
         accepted += oracle.accepted
@@ -326,7 +328,7 @@ def test_a_pinned_request_costs_its_own_rows_where_steps_may_mix(mixed_ms, exact
 def test_a_request_that_rests_keeps_its_adapters_slot(monkeypatch):
     engine = Engine(enable_lora=True, max_loras=1)
     engine.scheduler.nestedfp_take_step_costs([COSTS.report()])
-    engine.direct("auto", rows_ttft_s=1.0, rows_tpot_s=1.0)
+    engine.direct("auto", ttft_deadline_s=1.0, tpot_deadline_s=1.0)
     engine.add(engine_request("a", BLOCK, max_tokens=4, adapter=1))
     engine.step()
     for name, adapter in (("b", 2), ("c", None)):
@@ -341,7 +343,7 @@ def test_a_request_that_rests_keeps_its_adapters_slot(monkeypatch):
 def test_a_directive_that_comes_while_a_step_is_planned_is_of_the_next_one(monkeypatch):
     engine = Engine()
     engine.scheduler.nestedfp_take_step_costs([COSTS.report()])
-    engine.direct("auto", rows_ttft_s=1e-3, rows_tpot_s=0.1)
+    engine.direct("auto", ttft_deadline_s=1e-3, tpot_deadline_s=0.1)
     engine.add(engine_request("a", list(range(BLOCK)), max_tokens=4))
     begins_s = engine.scheduler._watch.begins_s
 

@@ -37,7 +37,7 @@ def fp8_steps_of_others(engine, clocks, priority=0, requests=20):
 
 RULES = {
     "deadlines": {"ttft_deadline_s": 0.14, "tpot_deadline_s": 1e3},
-    "full": {"ttft_deadline_s": 1e6, "full_share": 1.0},
+    "full": {"ttft_deadline_s": 1e6, "tpot_deadline_s": 1e3},
 }
 
 
@@ -46,13 +46,13 @@ RULES = {
 def test_requests_of_a_low_priority_that_starve_steer_nobody(clocks, rule, prompt):
     engine = engine_with(RULES[rule])
     fp8_steps_of_others(engine, clocks)
-    for number in range(8):
+    for number in range(20):
         engine.add(arrived(f"batch{number}", prompt, priority=1 + number % 2))
     assert fp8_steps_of_others(engine, clocks) == 0
     clocks.pass_(60.0)
     assert fp8_steps_of_others(engine, clocks) == 0
     stats = engine.scheduler.nestedfp_stats()
-    assert (stats["waiting"] >= 8, stats["oldest_wait_s"] < 1.0, stats["waiting_tokens"] < 100) == (True, True, True)
+    assert (stats["waiting"] >= 20, stats["oldest_wait_s"] < 1.0, stats["waiting_tokens"] < 100) == (True, True, True)
     engine.run()
     assert not engine.scheduler._may_starve
 
@@ -63,17 +63,3 @@ def test_one_of_a_usual_priority_that_starves_asks_for_fp8(clocks, prompt):
     fp8_steps_of_others(engine, clocks, priority=-1)
     engine.add(arrived("starves", prompt))
     assert fp8_steps_of_others(engine, clocks, priority=-1) > 0
-
-
-def test_one_that_is_preempted_while_its_first_token_is_on_its_way_does_not_decode():
-    engine = Engine(blocks=8, async_scheduling=True)
-    engine.direct("auto", tpot_deadline_s=1e6)
-    for name, first in (("a", 100), ("b", 300)):
-        engine.add(engine_request(name, list(range(first, first + 33)), max_tokens=60))
-    steps = [engine.schedule()]
-    scheduler = engine.scheduler
-    victim = scheduler.running.pop()
-    scheduler._preempt_request(victim, 0.0)
-    engine.finish(steps.pop())
-    assert victim.num_output_tokens == 1
-    assert len(scheduler._watch.slack.decodes) == 1

@@ -103,10 +103,10 @@ def test_an_engine_that_lets_everybody_in_and_is_slow_for_all_sheds_and_is_in_ti
         return good / len(crowd), len(finished) / len(crowd)
 
     everybody, served = in_time({})
-    assert served == 1.0
+    assert served > 0.95
     shed, served = in_time({"shed": True, "shed_after_s": 3, "shed_settle_s": 5})
     assert shed > everybody + 0.2
-    assert served < 1.0
+    assert served < 0.95
 
 
 def test_snapshots_are_what_the_schema_demands():

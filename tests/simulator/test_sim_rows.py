@@ -12,13 +12,12 @@ from nestedfp.steps.step_rule import StepRule
 from simulator.engine import cost_table
 from simulator.engine.engine import Engine
 
-ROWS = StepRule(rows_ttft_s=0.08, rows_tpot_s=0.02, tpot_grace_tokens=2)
+ROWS = StepRule(ttft_deadline_s=0.08, tpot_deadline_s=0.02, tpot_grace_tokens=2)
 DIRECTIVES = [
     (DirectiveMode.AUTO, ROWS),
     (DirectiveMode.FP16, StepRule()),
-    (DirectiveMode.FP16, StepRule(exact_rows_ttft_s=0.1, exact_rows_tpot_s=0.02)),
+    (DirectiveMode.FP16, StepRule(exact_ttft_deadline_s=0.1, exact_tpot_deadline_s=0.02)),
     (DirectiveMode.FP8, StepRule()),
-    (DirectiveMode.AUTO, StepRule(ttft_deadline_s=0.08, tpot_deadline_s=0.02)),
 ]
 
 
@@ -63,7 +62,7 @@ def test_every_token_is_counted_once_and_pinned_requests_are_exact(ahead: bool, 
 
 
 TABLE = Path(cost_table.__file__).parent / "tables" / "h100-mistral-24b-load.json"
-OVERLOADED = StepRule(rows_ttft_s=0.16, rows_tpot_s=0.0315, tpot_grace_tokens=3)
+OVERLOADED = StepRule(ttft_deadline_s=0.16, tpot_deadline_s=0.0315, tpot_grace_tokens=3)
 
 
 def drained_s(directive: DirectiveMode, rule: StepRule, pinned_share: float) -> float:
@@ -95,7 +94,7 @@ def in_the_slo(directive: DirectiveMode, per_s: float) -> tuple[float, float]:
     """Shares of requests in the SLO (190 ms in the engine, 33.3 ms) and of exact ones, of the 70B shape on two GPUs."""
     table = derive(cost_table.read_table(TABLE), Shape.of("mistral-24b"), Shape.of("llama-70b"), 2)
     engine = Engine(table.model_copy(update={"engine": table.engine.model_copy(update={"mixed_steps": True})}))
-    engine.direct(directive, StepRule(rows_ttft_s=0.16, rows_tpot_s=0.03, tpot_grace_tokens=3))
+    engine.direct(directive, StepRule(ttft_deadline_s=0.16, tpot_deadline_s=0.03, tpot_grace_tokens=3))
     rng, now_s, sizes = random.Random(3), 0.0, []
     for _ in range(int(120 * per_s)):
         now_s += rng.expovariate(per_s)

@@ -7,13 +7,16 @@ all of it exact, and gives up as little as the deadlines ask for, in this order:
 1. exact chunks of prompts in steps that keep the decodes' slack and a pace, then a slower pace;
 2. exact decodes sit out a step of fast rows while their own slack lasts;
 3. the longest unpinned prompt up to the first late one becomes fast, which may take the room of a step up to its longest time;
-4. where prompts would still be late, the decodes that are not pinned and have no slack left become fast;
+4. where prompts would still be late, the decodes that are not pinned and have no slack left become fast, as they do where decodes
+   alone take too long;
 5. an engine that is behind, or overloaded (row_load.py), computes the most tokens in a second, all fast but the pinned ones.
 
 A step whose rows would cost no less by class runs FP16 whole, and costs nobody anything. An engine that cannot compute both classes
-in one step (``StepTimes.of_rows_s`` has no such time) runs every step that holds both in FP16.
+in one step (``StepTimes.of_rows_s`` has no such time) runs every step that holds both in FP16: there exact decodes sit out the FP8
+steps, and fast ones run in every step.
 """
 
+from collections.abc import Sized
 from heapq import heappop, heappush
 from math import ceil, inf
 from typing import NamedTuple
@@ -62,10 +65,10 @@ class RowRule:
             state: with at least one request; times that have passed are late.
             times: what steps take.
         """
-        is_over = self._load.is_over(state.now_s, times, state.step_s, state.budget_tokens)
+        is_over = self._load.is_over(state.now_s, times, state.step_s, state.budget_tokens, state.fullness)
         plan = _Planner(state, times, closed=state.now_s < self._closed_until_s, is_over=is_over).plan()
         decodes = len(plan.exact) + len(plan.demoted) + len(state.fast)
-        self._load.computes(decodes + sum([chunk.tokens for chunk in plan.chunks]))
+        self._load.computes(state.decode_rows * decodes + sum([chunk.tokens for chunk in plan.chunks]))
         if plan.demoted and not plan.is_whole:
             self._closed_until_s = state.now_s + CLOSED_S
         return plan
@@ -84,7 +87,7 @@ class _Planner:
         self._rooms: dict[tuple[int, int, float, bool, int], StepRoom] = {}
         self._line = state.line[:MOST_PLANNED]
         self._is_exact = [p.is_pinned or (p.is_exact and not (closed and not p.has_begun)) for p in self._line]
-        self._exact_rows, self._fast_rows = len(state.exact), len(state.fast)
+        self._exact_rows, self._fast_rows = self._rows_of(state.exact), self._rows_of(state.fast)
         now_s = state.now_s
         # A decode that not even a step of fast rows alone would bring in time is lost, and holds nobody up.
         soonest_s = now_s + self._takes(0, self._exact_rows + self._fast_rows, with_prompts=False)
@@ -100,9 +103,9 @@ class _Planner:
         self._hurried_s = max(self._longest_s, min(self._slack_s, HURRIED * state.step_s))
 
     def plan(self) -> RowPlan:
-        every = tuple(range(self._exact_rows))
+        every = tuple(range(len(self._state.exact)))
         if not self._line:
-            return self._as_plan(_Filled([], self._exact_rows, self._fast_rows), every, (), "fast")
+            return self._decodes_alone(every)
         if self._is_over or any(prompt.due_s == -inf for prompt in self._line):
             return self._fastest()
         limits, turned, late = self._least_turned()
@@ -125,6 +128,15 @@ class _Planner:
         return self._as_plan(filled, every, (), "ttft_slack" if turned else "fast")
 
     # -- ways to go on -------------------------------------------------------------------------------------------------
+
+    def _decodes_alone(self, every: tuple[int, ...]) -> RowPlan:
+        """No prompt waits: exact decodes run as such unless somebody were late; then they rest, or become fast."""
+        takes_s = self._takes(self._exact_rows, self._fast_rows, with_prompts=False)
+        if takes_s <= self._slack_s or not (loose := self._loose()):
+            return self._as_plan(_Filled([], self._exact_rows, self._fast_rows), every, (), "fast")
+        if self._fast_rows and self._takes(0, self._fast_rows, with_prompts=False) <= self._pause_s:
+            return self._as_plan(_Filled([], 0, self._fast_rows), (), (), "tpot_slack")
+        return self._demoting(loose, [], _Limits(self._slack_s, self._slack_s))
 
     def _least_turned(self) -> tuple[_Limits, list[int], set[int]]:
         """Return the pace at which the fewest prompts must become fast, those prompts, and those that are late all the same."""
@@ -169,11 +181,11 @@ class _Planner:
         """Prompts are late whatever happens to their own class: have the exact decodes wait, or demote those that cannot."""
         state, loose = self._state, self._loose()
         classes = [prompt.is_pinned for prompt in self._line]
-        kept = self._exact_rows - len(loose)
-        if kept and self._rests(self._hurried_s, kept, self._fast_rows + len(loose)):
+        kept, fast_rows = self._exact_rows - self._rows_of(loose), self._fast_rows + self._rows_of(loose)
+        if kept and self._rests(self._hurried_s, kept, fast_rows):
             kept = 0
         demoting = _Limits(min(self._slack_s, PACES[-1] * state.step_s), self._hurried_s)
-        demoted_s = self._ends(classes, kept, self._fast_rows + len(loose), demoting)
+        demoted_s = self._ends(classes, kept, fast_rows, demoting)
         least = self._lateness_s(self._ends(self._is_exact, self._exact_rows, self._fast_rows, limits))
         if (
             self._exact_rows
@@ -183,7 +195,7 @@ class _Planner:
             return paused
         if not loose or self._lateness_s(demoted_s) >= least:
             return None
-        filled = self._fill(classes, kept, self._fast_rows + len(loose), demoting)
+        filled = self._fill(classes, kept, fast_rows, demoting)
         # Those whose slack lasts for this step and the next wait.
         next_s = state.now_s + self._takes(*filled[1:], with_prompts=True)
         next_s += self._takes(self._exact_rows, self._fast_rows, with_prompts=False)
@@ -205,13 +217,17 @@ class _Planner:
 
     def _demoting(self, demoted: list[int], classes: list[bool], limits: _Limits) -> RowPlan:
         kept = tuple(i for i, decode in enumerate(self._state.exact) if decode.is_pinned)
+        kept_rows, fast_rows = self._rows_of(kept), self._fast_rows + self._rows_of(demoted)
         if kept:
-            filled = self._fill(classes, 0, self._fast_rows + len(demoted), limits._replace(exact_s=-inf))
+            filled = self._fill(classes, 0, fast_rows, limits._replace(exact_s=-inf))
             takes_s = self._takes(*filled[1:], with_prompts=bool(filled.chunks))
-            if filled.chunks and self._rests(takes_s, len(kept), self._fast_rows + len(demoted)):
+            if filled.chunks and self._rests(takes_s, kept_rows, fast_rows):
                 return self._as_plan(filled, (), tuple(demoted), "tpot_slack" if demoted else "ttft_slack")
-        filled = self._fill(classes, len(kept), self._fast_rows + len(demoted), limits)
+        filled = self._fill(classes, kept_rows, fast_rows, limits)
         return self._as_plan(filled, kept, tuple(demoted), "tpot_slack" if demoted else "ttft_slack")
+
+    def _rows_of(self, decodes: Sized) -> int:
+        return self._state.decode_rows * len(decodes)
 
     def _loose(self) -> list[int]:
         return [i for i, decode in enumerate(self._state.exact) if not decode.is_pinned]

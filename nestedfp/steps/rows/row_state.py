@@ -6,6 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 MOST_PLANNED = 48  # prompts of the line that are looked at
+LEAST_PLACES = 16  # an engine of fewer is not full with half of them taken: those that wait are soon computed
 MISSED_AFTER = (
     2.5  # deadlines after which a first token's is missed for certain: policies hand down a share of the objective
 )
@@ -41,6 +42,10 @@ class RowState:
     places: int  # for prompts that have not begun
     budget_tokens: int
     step_s: float  # the TPOT deadline, which steps may take
+    fullness: float = (
+        0.0  # share of the places or of the KV cache that is taken, the larger one; those that wait are counted
+    )
+    decode_rows: int = 1  # of each request that decodes: its last token and its drafts
 
 
 class PromptChunk(NamedTuple):
@@ -69,6 +74,11 @@ class RowPlan:
     chunks: tuple[PromptChunk, ...]
     is_whole: bool
     reason: str = "fast"
+
+
+def fullness(inside: int, places: int, kv_usage: float) -> float:
+    """Return ``RowState.fullness`` of an engine with so many requests inside, those that wait among them."""
+    return max(inside / max(places, LEAST_PLACES), kv_usage)
 
 
 def first_due_s(since_s: float, ttft_s: float, now_s: float) -> float:

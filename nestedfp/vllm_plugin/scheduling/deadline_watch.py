@@ -1,13 +1,14 @@
-"""Keeps the deadlines of an engine's requests for its scheduler: nestedfp/steps/deadlines in terms of vLLM's requests.
+"""Keeps the times of an engine's steps and first tokens for its scheduler: step_watch.py in terms of vLLM's requests.
 
 Times are those of ``steady_s``.
 """
 
 import time
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from nestedfp.steps.deadlines.step_watch import StepWatch
+from nestedfp.steps.step_watch import StepWatch
 
 LONGEST_WAY_S = 1.0  # of a request to the engine; a wall clock that steps meanwhile makes it look longer
 
@@ -30,45 +31,26 @@ class DeadlineWatch(StepWatch):
 
     Args:
         budget_tokens: the most tokens of a step.
-        max_seqs: the most requests that run at once.
     """
 
-    def __init__(self, budget_tokens: int, max_seqs: int) -> None:
-        super().__init__(budget_tokens, max_seqs)
+    def __init__(self, budget_tokens: int) -> None:
+        super().__init__(budget_tokens)
         self._in_flight: list[float] = []  # predicted seconds of the steps that have been filled and not ended
         self._ended_s = 0.0
         self._first_priority = inf
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    def waits(self, request: Any, priority: int, line_tokens: Callable[[], int]) -> None:
+        """A request has come, or waits for nothing but its turn from now on.
 
-    def waits(self, request: Any, priority: int = 0) -> None:
-        """A request has come, or waits for nothing but its turn from now on; lower priorities go first."""
-        since_s = request.nestedfp_waits_since_s
-        self.slack.prompts.arrived(request.request_id, since_s, request.num_prompt_tokens, priority)
+        Args:
+            request: vLLM's.
+            priority: lower ones go first.
+            line_tokens: counts the prompt tokens that are still to be computed, its own among them.
+        """
         self._first_priority = min(self._first_priority, priority)
         # One of less priority may be late because others overtake it.
-        has_room = self.margin.takes(self.slack.prompts.tokens)
-        request.nestedfp_has_room = has_room and priority <= self._first_priority
-
-    def computes(self, request: Any, tokens: int) -> None:
-        """The step being filled brings a prompt to so many tokens."""
-        self.slack.prompts.computed(request.request_id, tokens)
-
-    def preempted(self, request: Any) -> None:
-        """A request starts over: one in mid-answer has had its first token, the other still waits for it."""
-        self.slack.prompts.computed(request.request_id, 0)
-        self.slack.decodes.left(request.request_id)
-
-    def left(self, request_id: str) -> None:
-        """A request is done or aborted."""
-        self.slack.left(request_id)
-
-    # -- steps ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def steps_in_flight(self) -> int:
-        """Steps that have been filled and not ended."""
-        return len(self._in_flight)
+        may_have = priority <= self._first_priority and self.margin.is_asked
+        request.nestedfp_has_room = may_have and self.margin.takes(line_tokens())
 
     @property
     def ends_s(self) -> float:
@@ -79,35 +61,34 @@ class DeadlineWatch(StepWatch):
         """When a step begins that is filled now: with asynchronous scheduling the one before still runs."""
         return max(steady_s(), self.ends_s)
 
-    def filled(self, rows: tuple[int, int], first_tokens: list[str], *, with_prompts: bool) -> None:
-        """A step of so many rows in FP16 and in FP8 is on its way; it brings the first tokens of these requests."""
+    def filled(self, rows: tuple[int, int], *, with_prompts: bool) -> None:
+        """A step of so many rows in FP16 and in FP8 is on its way."""
         self._in_flight.append(self.times.of_rows_s(*rows, with_prompts=with_prompts))
-        for request_id in first_tokens:
-            self.slack.prompts.left(request_id)
 
     def ended(
-        self,
-        rows: tuple[int, int],
-        took_s: float,
-        first_tokens: list[Any],
-        of_other_pace: list[Any],
-        *,
-        with_prompts: bool,
-        at_s: float,
+        self, rows: tuple[int, int], took_s: float, first_tokens: list[Any], *, with_prompts: bool, at_s: float
     ) -> None:
-        """A step has ended; requests have had their first token and go on, others have got none of it or more than one."""
+        """A step has ended; requests have had their first token and go on."""
         if self._in_flight:
             self._in_flight.pop(0)
         self._ended_s = at_s
         self.times.rows_took(*rows, took_s, with_prompts=with_prompts)
-        self.slack.decodes.stepped()
         for request in first_tokens:
             if request.nestedfp_first_token_s is None:
                 request.nestedfp_first_token_s = self._ended_s
                 if request.nestedfp_has_room:
                     self.margin.first_token(at_s - request.nestedfp_waits_since_s)
-            first_s = request.nestedfp_first_token_s
-            self.slack.decodes.entered(request.request_id, first_s, max(1, request.num_output_tokens))
-        for request in of_other_pace:
-            if (first_s := request.nestedfp_first_token_s) is not None:
-                self.slack.decodes.entered(request.request_id, first_s, max(1, request.num_output_tokens))
+
+
+def next_due_s(request: Any, tpot_s: float, grace: int, now_s: float) -> float:
+    """Return when the next token of a request that decodes is due.
+
+    Args:
+        request: vLLM's.
+        tpot_s: deadline of the mean time per output token.
+        grace: tokens that an answer is trusted to have still to come.
+        now_s: its first token's time, where the step that brings it runs still.
+    """
+    first_s = request.nestedfp_first_token_s
+    tokens = max(1, request.num_output_tokens + request.num_output_placeholders)
+    return (now_s if first_s is None else float(first_s)) + tpot_s * (tokens + grace)

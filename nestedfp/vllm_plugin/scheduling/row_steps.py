@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from nestedfp.steps.rows.row_rule import RowRule
 from nestedfp.steps.rows.row_state import Decode, Prompt, RowState, first_due_s
 from nestedfp.steps.step_times import StepTimes
+from nestedfp.vllm_plugin.scheduling.deadline_watch import next_due_s
 
 
 class RowStep(NamedTuple):
@@ -37,10 +38,12 @@ class RowSteps:
 
     Args:
         budget_tokens: the most tokens of a step.
+        decode_rows: of each request that decodes: its last token and its drafts.
     """
 
-    def __init__(self, budget_tokens: int) -> None:
+    def __init__(self, budget_tokens: int, decode_rows: int) -> None:
         self._budget_tokens = budget_tokens
+        self._decode_rows = decode_rows
         self._rule = RowRule()
 
     def plan(
@@ -56,11 +59,12 @@ class RowSteps:
         places: int,
         pinned: Container[str],
         may_starve: Container[str],
+        fullness: float,
     ) -> RowStep:
         """Plan the next step.
 
         Args:
-            deadlines_s: of the first token and of the mean time per output token (``StepRule.row_deadlines_s``).
+            deadlines_s: of the first token and of the mean time per output token (``StepRule.deadlines_s``).
             grace: tokens that an answer is trusted to have still to come (``StepRule.tpot_grace_tokens``).
             times: what steps take.
             now_s: when it begins.
@@ -70,14 +74,13 @@ class RowSteps:
             places: for the others.
             pinned: ids of requests that must be exact.
             may_starve: ids of requests without deadlines.
+            fullness: ``RowState.fullness``.
         """
         ttft_s, tpot_s = deadlines_s
 
         def decode(request: Any) -> Decode:
-            rid, first_s = request.request_id, request.nestedfp_first_token_s
-            tokens = max(1, request.num_output_tokens + request.num_output_placeholders)
-            due_s = (now_s if first_s is None else first_s) + tpot_s * (tokens + grace)
-            return Decode(inf if rid in may_starve else due_s, rid in pinned)
+            due_s = inf if request.request_id in may_starve else next_due_s(request, tpot_s, grace, now_s)
+            return Decode(due_s, request.request_id in pinned)
 
         def prompt(place: int, request: Any) -> Prompt:
             rid = request.request_id
@@ -91,7 +94,15 @@ class RowSteps:
         prompts = [prompt(place, request) for place, request in enumerate(line)]
         plan = self._rule.plan(
             RowState(
-                now_s, list(map(decode, exact)), list(map(decode, fast)), prompts, places, self._budget_tokens, tpot_s
+                now_s,
+                list(map(decode, exact)),
+                list(map(decode, fast)),
+                prompts,
+                places,
+                self._budget_tokens,
+                tpot_s,
+                fullness,
+                self._decode_rows,
             ),
             times,
         )

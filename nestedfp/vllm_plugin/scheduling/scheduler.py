@@ -12,7 +12,7 @@ from typing import Any
 from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.steps.rows.row_state import MOST_PLANNED
+from nestedfp.steps.rows.row_state import MOST_PLANNED, fullness
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.directives import directive_receiver
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
@@ -30,7 +30,7 @@ class PrecisionMixin(EngineControl):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._blocks.begin_step()
         directive, rule, _ = self._in_force
-        deadlines_s = rule.row_deadlines_s(directive) if self._can_mix and self._can_plan else None
+        deadlines_s = None if self._fp16_only else rule.deadlines_s(directive)
         # A step of decodes alone, which most are, asks for no more than it has.
         is_cut = directive is DirectiveMode.FP16 and deadlines_s is None and self._cuts_prompts
         capped = is_cut and bool(self._in_prompt)
@@ -52,8 +52,6 @@ class PrecisionMixin(EngineControl):
         tokens = output.total_num_scheduled_tokens
         # In their order: a block that one writes is read by those behind it.
         prompts = [self._in_prompt[rid] for rid in scheduled if rid in self._in_prompt]
-        for request in prompts:
-            self._watch.computes(request, min(request.num_computed_tokens, request.num_prompt_tokens))
         if planned is None:
             exact, reason = self._of_one_precision(scheduled, tokens, directive, rule, with_prompts=bool(prompts))
         else:
@@ -72,9 +70,8 @@ class PrecisionMixin(EngineControl):
             self._count_prompt(request, Mode.FP16 if rid in exact else Mode.FP8, scheduled[rid])
         output.nestedfp_with_prompts = bool(prompts)
         output.nestedfp_first_tokens = [r.request_id for r in prompts if r.request_id not in self._in_prompt]
-        output.nestedfp_resting = () if planned is None else planned.resting
         rows = output.nestedfp_rows = exact_rows, tokens - exact_rows
-        self._watch.filled(rows, output.nestedfp_first_tokens, with_prompts=bool(prompts))
+        self._watch.filled(rows, with_prompts=bool(prompts))
         self._totals.step(*rows, reason)
         output.nestedfp_mode = Mode.FP8 if rows[1] else Mode.FP16
         output.nestedfp_exact = frozenset(exact) if all(rows) else frozenset()
@@ -86,23 +83,12 @@ class PrecisionMixin(EngineControl):
         """Whether a step may hold rows of both precisions."""
         return self._watch.times.are_by_row and not self._fp16_only
 
-    @property
-    def _can_plan(self) -> bool:
-        """Whether a step may hold any part of any prompt."""
-        return self._cuts_prompts and not self.need_mamba_block_aligned_split
-
     def _of_one_precision(
         self, scheduled: dict[str, int], tokens: int, directive: DirectiveMode, rule: StepRule, *, with_prompts: bool
     ) -> tuple[Collection[str], str]:
         """Return the requests of a filled step whose rows run FP16, all or none but the pinned ones, and why."""
         pinned = self._pinned.keys() & scheduled.keys()
-        watched = directive is DirectiveMode.AUTO and rule.has_deadlines
-        signals = StepSignals(
-            scheduled_tokens=tokens,
-            has_pinned=bool(pinned) and not self._can_mix,
-            budget_tokens=self._budget_tokens,
-            late=self._late(rule, tokens, with_prompts=with_prompts) if watched else None,
-        )
+        signals = StepSignals(tokens, has_pinned=bool(pinned) and not self._can_mix, budget_tokens=self._budget_tokens)
         choice = choose(signals, directive, rule, self._step_costs)
         if choice.mode is Mode.FP16 or self._fp16_only:
             return scheduled.keys(), choice.reason
@@ -116,11 +102,13 @@ class PrecisionMixin(EngineControl):
         """Return the requests of a planned step whose rows run FP16."""
         if planned.is_whole:
             return scheduled.keys()
-        return {
+        exact = {
             rid
             for rid in scheduled
             if rid not in planned.fast and (rid in self._pinned or self.requests[rid].nestedfp_class == "exact")
         }
+        # vLLM may have left out, or taken, another one than planned.
+        return scheduled.keys() if exact and not self._can_mix else exact
 
     def _schedule_by_row(self, deadlines_s: tuple[float, float], grace: int, *args: Any, **kwargs: Any) -> Any:
         """Plan a step and have vLLM fill it so: prompts that are not to begin stay out of its sight meanwhile."""
@@ -172,7 +160,10 @@ class PrecisionMixin(EngineControl):
             r.request_id: r.request_id in self._in_prompt or left_tokens(r) > 1 + self.num_spec_tokens
             for r in self.running
         }
-        decodes = [request for request in self.running if not is_prompt[request.request_id]]
+        # Of one in a step on its way nothing is left to do where no step is scheduled ahead of its tokens.
+        decodes = [
+            request for request in self.running if not is_prompt[request.request_id] and left_tokens(request) > 0
+        ]
         line = [request for request in self.running if is_prompt[request.request_id] and left_tokens(request) > 0]
         begun = len(line)
         free = self.kv_cache_manager.block_pool.get_num_free_blocks() * self.block_size
@@ -181,6 +172,10 @@ class PrecisionMixin(EngineControl):
             free -= request.num_tokens
             if free < 0:  # unless the cache has parts of it
                 break
+        # Of those that wait without a deadline the others do not have to see to it that there is a place.
+        idle = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        starving = sum(request.status in idle for request in self._may_starve.values())
+        inside = len(self.requests) - len(self._blocked) - starving
         planned = self._rows.plan(
             deadlines_s,
             grace,
@@ -192,6 +187,7 @@ class PrecisionMixin(EngineControl):
             places=self.scheduler_config.max_num_seqs - len(self.running),
             pinned=self._pinned,
             may_starve=self._may_starve,
+            fullness=fullness(inside, self.scheduler_config.max_num_seqs, self.kv_cache_manager.usage),
         )
         if self._everybody_runs:
             for rid in planned.resting:
@@ -204,36 +200,22 @@ class PrecisionMixin(EngineControl):
         if self._planned is not None:
             most = self._planned.most_tokens.get(request.request_id)
             if most is None and request.status is not RequestStatus.RUNNING:
-                most = UNPLANNED_TOKENS if any(self._with_adapter_slots([request])) else 0
-            if most is not None and (most == 0 or not request.has_encoder_inputs):
+                most = UNPLANNED_TOKENS if self._can_mix and any(self._with_adapter_slots([request])) else 0
+            # A last token that vLLM has padded to as many rows as a decode with drafts has stays so.
+            is_padded = num_computed_tokens + num_new_tokens > request.num_tokens
+            cuts = self._cuts_prompts and not self.need_mamba_block_aligned_split and not request.has_encoder_inputs
+            if most is not None and (most == 0 or (cuts and not is_padded)):
                 num_new_tokens = min(num_new_tokens, most)
         tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         return tokens
-
-    def _late(self, rule: StepRule, tokens: int, *, with_prompts: bool) -> str | None:
-        # Of those that wait without a deadline the others do not have to see to it that there is a place.
-        idle = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-        starving = sum(request.status in idle for request in self._may_starve.values())
-        inside = len(self.running) + self._waiting_count() - starving
-        return self._watch.late(
-            rule,
-            self._watch.begins_s(),
-            tokens,
-            inside,
-            self.kv_cache_manager.usage,
-            with_prompts=with_prompts,
-            steps=self._watch.steps_in_flight + 1,
-        )
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
         mode, exact = scheduler_output.nestedfp_mode, scheduler_output.nestedfp_exact
         self._ended.clear()
         sampled, places = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
-        ahead = []  # of one token a step
         for rid, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
             accepted = max(0, len(sampled[places[rid]]) - 1)  # behind them stands a token of the model's own
             self._totals.verified(Mode.FP16 if rid in exact else mode, len(drafts), accepted)
-            ahead += [rid] * bool(accepted)
         results = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.num_scheduled_tokens:
             ended_s = self._clock.ended_s(steady_s(), getattr(model_runner_output, SINCE_LAST_S, None))
@@ -244,7 +226,6 @@ class PrecisionMixin(EngineControl):
                 scheduler_output.nestedfp_rows,
                 took_s,
                 self._go_on(scheduler_output.nestedfp_first_tokens),
-                self._go_on([*scheduler_output.nestedfp_resting, *ahead]),
                 with_prompts=scheduler_output.nestedfp_with_prompts,
                 at_s=ended_s,
             )

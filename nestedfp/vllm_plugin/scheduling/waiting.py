@@ -45,11 +45,6 @@ class WaitingRequests:
         """Whether a request waits for nothing but its turn."""
         return any(True for _ in self._turn_waiting())
 
-    def _waiting_count(self) -> int:
-        """Return how many wait for their turn; for every step, so none is looked at."""
-        scheduler: Any = self
-        return len(scheduler.requests) - len(scheduler.running) - len(self._blocked)
-
     def _take_unblocked(self) -> list[Request]:
         """Return those that the step just filled has found to be blocked no longer."""
         found = [request for request in self._blocked.values() if request.status in (*IN_TURN, RequestStatus.RUNNING)]

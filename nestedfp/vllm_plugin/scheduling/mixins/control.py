@@ -1,6 +1,7 @@
 """Directives and measurements that the scheduler takes, and the counters and room that it reports."""
 
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 from vllm.v1.request import RequestStatus
@@ -8,7 +9,7 @@ from vllm.v1.request import RequestStatus
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_costs import slowest
 from nestedfp.steps.step_rule import StepRule
-from nestedfp.vllm_plugin.scheduling.deadline_watch import steady_s
+from nestedfp.vllm_plugin.scheduling.deadline_watch import next_due_s, steady_s
 from nestedfp.vllm_plugin.scheduling.mixins.request_classes import RequestClasses
 
 
@@ -112,14 +113,29 @@ class EngineControl(RequestClasses):
         """Return what the engine computes in a second, and what it can take of prompts, where the rule asks for it."""
         directive, rule, _ = self._in_force
         mode = Mode.FP16 if directive is DirectiveMode.FP16 or self._fp16_only else Mode.FP8
+        now_s = steady_s()
         room = self._watch.room(
-            rule, mode, steady_s(), decodes=self._decode_rows, line_tokens=waiting_tokens, ends_s=self._watch.ends_s
+            rule,
+            mode,
+            now_s,
+            decodes=self._decode_rows,
+            line_tokens=waiting_tokens,
+            ends_s=self._watch.ends_s,
+            slack_s=self._slack_s(rule, now_s),
         )
         return {
             "exact_tokens_per_s": self._watch.capacity_tokens_per_s(rule, Mode.FP16),
             "fast_tokens_per_s": self._watch.capacity_tokens_per_s(rule, mode if self._fp16_only else Mode.FP8),
             "room": None if room is None else asdict(room),
         }
+
+    def _slack_s(self, rule: StepRule, now_s: float) -> float:
+        """Return how long it is until the next token of a running request is due; infinity: of none, or the rule does not ask."""
+        if rule.room_ttft_s is None or rule.exact_step_s is None:
+            return inf
+        decodes = (r for r in self.running if r.request_id not in {*self._in_prompt, *self._may_starve})
+        grace = rule.tpot_grace_tokens
+        return min((next_due_s(r, rule.exact_step_s, grace, now_s) for r in decodes), default=inf) - now_s
 
     @property
     def _decode_rows(self) -> int:

@@ -61,8 +61,8 @@ class RequestClasses(WaitingRequests):
         settings = self.scheduler_config
         # Where a prompt, or an image in it, is computed in one step or not at all, a lower budget would keep it waiting for ever.
         self._cuts_prompts = settings.enable_chunked_prefill and not settings.disable_chunked_mm_input
-        self._watch = DeadlineWatch(self._budget_tokens, settings.max_num_seqs)
-        self._rows = RowSteps(self._budget_tokens)
+        self._watch = DeadlineWatch(self._budget_tokens)
+        self._rows = RowSteps(self._budget_tokens, 1 + self.num_spec_tokens)
         self._planned: RowStep | None = None  # while vLLM fills a step that was planned by row
         self._everybody_runs = False  # for one step: the last plan gave nobody anything, for want of blocks
         self._totals = EngineTotals()
@@ -114,7 +114,12 @@ class RequestClasses(WaitingRequests):
     def _waits(self, request: Request) -> None:
         """A request waits for its turn, with a deadline unless others may overtake it for ever."""
         if request.request_id not in self._may_starve:
-            self._watch.waits(request, request.priority if self._by_priority else 0)
+            self._watch.waits(request, request.priority if self._by_priority else 0, self._line_tokens)
+
+    def _line_tokens(self) -> int:
+        """Prompt tokens still to be computed, but for those of requests that may wait for ever."""
+        line = [request for rid, request in self._in_prompt.items() if rid not in self._may_starve]
+        return sum(max(0, request.num_prompt_tokens - request.num_computed_tokens) for request in line)
 
     def _starts_over(self, request: Request) -> None:
         """No position of the request has been computed or read."""
@@ -125,7 +130,6 @@ class RequestClasses(WaitingRequests):
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         request.nestedfp_waits_since_s = steady_s()
-        self._watch.preempted(request)
         self._starts_over(request)
         super()._preempt_request(request, *args, **kwargs)
 
@@ -145,7 +149,6 @@ class RequestClasses(WaitingRequests):
         self._ended[request.request_id] = request
         for few in (self._pinned, self._in_prompt, self._exact, self._may_end, self._may_starve, self._blocked):
             few.pop(request.request_id, None)
-        self._watch.left(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def _get_local_prefix_cache_hit(self, request: Request, *args: Any, **kwargs: Any) -> Any:

@@ -52,9 +52,14 @@ class RoomMargin:
         self._ttft_s = ttft_s if mode is Mode.FP16 else 0.0
         self._most_tokens = room.full_tokens
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether requests are taken by room."""
+        return self._ttft_s > 0
+
     def takes(self, line_tokens: int) -> bool:
         """Whether there is room for a prompt that comes now, with which so many tokens are in line."""
-        return self._ttft_s > 0 and line_tokens <= self._most_tokens
+        return self.is_asked and line_tokens <= self._most_tokens
 
     def first_token(self, took_s: float) -> None:
         """The first token of a prompt that there was room for has come after so many seconds."""

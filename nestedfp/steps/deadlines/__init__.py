@@ -1,1 +1,0 @@
-"""Deadlines of requests: what a step may take, and what an engine can still take."""
