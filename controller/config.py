@@ -36,6 +36,17 @@ class GuardConfig(FrozenModel):
     warm_up_s: Annotated[float, Field(ge=0)] = 2.0  # a replica that has been ready for less is no evidence
 
 
+PACE = ("dwell_fp16_s", "dwell_fp8_s", "max_switches_per_minute")
+
+
+def unread_guards(policy: str) -> tuple[str, ...]:
+    """Return the keys of ``GuardConfig`` that a policy goes by at no time."""
+    spec = POLICIES[policy]
+    if not spec.adaptive:
+        return (*PACE, "quorum")
+    return PACE if spec.keeps_own_pace else ()
+
+
 class LadderConfig(FrozenModel):
     """Off by default: without ``shed`` and ``scale`` the controller only says when FP8 cannot hold the SLO."""
 
@@ -86,6 +97,15 @@ class ControllerConfig(FrozenModel):
             raise ValueError(
                 f"ladder.exact_share is of the policy exact_first, which has exact replicas; got {self.policy.name}; remove it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _guards_have_a_policy_to_guard(self) -> Self:
+        for key in unread_guards(self.policy.name):
+            if (given := getattr(self.guards, key)) != GuardConfig.model_fields[key].default:
+                raise ValueError(
+                    f"guards.{key}: the policy {self.policy.name} does not go by it; got {given:g}; remove it"
+                )
         return self
 
     @model_validator(mode="after")

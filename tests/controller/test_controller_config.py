@@ -79,6 +79,16 @@ def test_every_policy_can_be_named_and_is_the_one_its_config_says(name: str) -> 
         ({"ladder": {"scale": True}}, r"ladder: expected max_replicas >= min_replicas with scale: true"),
         ({"ladder": {"shed_factor": 1}}, r"ladder\.shed_factor: "),
         ({"guards": {"max_switches_per_minute": 0}}, r"guards\.max_switches_per_minute: "),
+        (
+            {"guards": {"dwell_fp8_s": 30}},
+            r"guards\.dwell_fp8_s: the policy deadlines does not go by it; got 30; remove it",
+        ),
+        ({"guards": {"quorum": 1}}, r"guards\.quorum: the policy deadlines does not go by it"),
+        (
+            {**policy("exact_first"), "guards": {"dwell_fp16_s": 9}},
+            r"guards\.dwell_fp16_s: the policy exact_first does not",
+        ),
+        (policy("deadlines", rows_ttft_fraction=0.5), r"policy\.rows_ttft_fraction: unknown key"),
     ],
     ids=lambda value: "" if isinstance(value, dict) else value[:30],
 )
