@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from controller.messages import Count, Milliseconds, ReplicaState, Seconds
+from controller.messages import Count, Milliseconds, ReplicaState, Seconds, StandingOrder
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
@@ -69,13 +69,6 @@ class BroadcastRecord(FrozenModel):
     last_ack_ms: Milliseconds  # from the decision to the last replica's acknowledgement
 
 
-class OverrideView(FrozenModel):
-    """The operator's override, as the status shows it."""
-
-    mode: DirectiveMode
-    remaining_s: Seconds | None  # None: holds until it is handed back
-
-
 class ReplicaStatus(ReplicaState):
     """One replica, as the controller last heard of it. Epoch and directive are of its latest snapshot or acknowledgement."""
 
@@ -124,13 +117,12 @@ class StatusReport(FrozenModel):
     desired_replicas: int | None = None  # stated to the autoscaler; None: as many as without the controller
     since_s: Seconds  # how long the mode has been in force
     rule: StepRule
-    override: OverrideView | None
-    replica_overrides: dict[str, OverrideView] = Field(default_factory=dict)
+    override: StandingOrder | None
+    replica_overrides: dict[str, StandingOrder] = Field(default_factory=dict)
     path_saturated: bool = False  # the path limits a replica, not its engine: another precision would not help it
     replicas: tuple[ReplicaStatus, ...]
     broadcast: BroadcastRecord | None = None  # of the latest directive that every replica has acknowledged
     broadcasts: BroadcastStats = BroadcastStats()
-    standing_calls: Count = 0  # replicas that wait for directives
     config_loads: Count = 0  # reloads of the configuration since the start
     config_error: str | None = None  # of the last reload, when it was refused
     step_errors: Count = 0

@@ -54,7 +54,7 @@ def make_config(section: Mapping[str, Any], policy: str) -> ControllerConfig:
         raise SimulationError(f"--policy: expected one of {', '.join(POLICIES)}, got {policy!r}")
     given = section.get("policy")
     same = isinstance(given, Mapping) and given.get("name") == policy
-    parameters = dict(given) if same else {"name": policy}
+    parameters = given if same else {"name": policy}
     guards = section.get("guards", {})
     if not same and isinstance(guards, Mapping):  # those of the section's own policy alone stay with it
         guards = {key: value for key, value in guards.items() if key not in unread_guards(policy)}

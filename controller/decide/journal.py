@@ -40,7 +40,6 @@ class DecisionJournal:
 
     def write(
         self,
-        driver_s: float,
         now_s: float,
         config: ControllerConfig,
         plan: Plan,
@@ -56,7 +55,7 @@ class DecisionJournal:
             self._made += 1
             return DecisionRecord(
                 decision_id=self._made,
-                now_s=driver_s,
+                now_s=now_s,
                 outcome=outcome,
                 from_mode=before.mode,
                 to_mode=after.mode,

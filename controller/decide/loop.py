@@ -1,8 +1,7 @@
 """The control loop: snapshots in, directives and decision records out. Zero I/O, no clock, no randomness.
 
 The live actor and the simulator drive this same class: they read the clock, call ``on_snapshot`` and ``step``, and do
-what the returned ``Effects`` say. All times are seconds of the driver's clock; a step back counts as no time passed.
-
+what the returned ``Effects`` say. All times are seconds of the driver's monotonic clock.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapsh
 from controller.policies import POLICIES
 from controller.policies.base import Decision
 from controller.protocol import NO_RULE, Content, DirectivePublisher, Stated, lease_expired
-from controller.protocol.clock import SteadyClock
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import exact_steps
 
@@ -45,7 +43,6 @@ class ControlLoop:
         self._config = config
         start, _ = POLICIES[config.policy.name].start(config.policy)
         self._decided = Content(start.mode, start.rule)  # what the policy and its guards want in force
-        self._clock = SteadyClock()
         self._publisher = DirectivePublisher(config.lease_s, start.mode, start.rule, start.reason)
         self._publisher.set_terms(config.lease_s, *_terms(config))
         self._fleet = Fleet(config.slo)
@@ -65,7 +62,7 @@ class ControlLoop:
 
     def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
         """Take a snapshot."""
-        now_s = self._tick(now_s)
+        self._begin(now_s)
         ingested = self._fleet.on_snapshot(now_s, snapshot)
         if ingested is not IngestResult.LATE:
             known_epoch = self._publisher.epoch
@@ -89,7 +86,8 @@ class ControlLoop:
 
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
         """Take a replica's answer to a directive."""
-        self._publisher.on_ack(self._tick(now_s), ack)
+        self._begin(now_s)
+        self._publisher.on_ack(now_s, ack)
 
     def override(
         self, now_s: float, mode: DirectiveMode, ttl_s: float | None = None, replica_id: str | None = None
@@ -105,7 +103,8 @@ class ControlLoop:
         # One that has died can still be handed back: its order would stand for ever.
         if replica_id is not None and replica_id not in self._fleet and replica_id not in self._overrides.by_replica:
             raise ValueError(f"expected one of the replicas {sorted(self._fleet.ids)}, got {replica_id!r}; see /status")
-        self._overrides.set(self._tick(now_s), mode, ttl_s, replica_id)
+        self._begin(now_s)
+        self._overrides.set(now_s, mode, ttl_s, replica_id)
         self._spoken = True
         return self.step(now_s)
 
@@ -128,7 +127,7 @@ class ControlLoop:
 
     def step(self, now_s: float) -> Effects:
         """Decide. To be called at ``next_step_at_s``; earlier does no harm."""
-        driver_s, now_s = now_s, self._tick(now_s)
+        self._begin(now_s)
         fleet, publisher = self._fleet, self._publisher
         if fleet.forget_silent(now_s) or publisher.peer_count != len(fleet):
             publisher.retain(fleet.ids)
@@ -136,11 +135,11 @@ class ControlLoop:
         self._overrides.expire(now_s)
         plan, climbed = self._decide(now_s, views, stepping=True)
         record, notes = self._journal.write(
-            driver_s, now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed
+            now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed
         )
         return Effects(
             record=record,
-            next_step_at_s=self._clock.to_driver(self._next_step_at_s(now_s)),
+            next_step_at_s=min([now_s + self._config.step_period_s, *self._overrides.ends_s()]),
             notes=notes,
             admission=publisher.content.admission_scale,
             desired_replicas=publisher.stated.desired_replicas,
@@ -164,7 +163,7 @@ class ControlLoop:
 
     def status(self, now_s: float) -> StatusReport:
         """What is in force, why, and how each replica stands."""
-        now_s = self._tick(now_s)
+        self._begin(now_s)
         return status_report(
             now_s,
             self._config,
@@ -179,11 +178,9 @@ class ControlLoop:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _tick(self, now_s: float) -> float:
-        now_s = self._clock.read(now_s)
+    def _begin(self, now_s: float) -> None:
         if self._since_s is None:
             self._since_s = self._began_s = now_s
-        return now_s
 
     def _decide(self, now_s: float, views: Replicas, *, stepping: bool) -> tuple[Plan, str | None]:
         """Plan, and take it over. Returns the plan, and why the ladder went a step where it did.
@@ -289,9 +286,6 @@ class ControlLoop:
         self._spoken = False
         if mode_changed:
             self._since_s = now_s
-
-    def _next_step_at_s(self, now_s: float) -> float:
-        return min([now_s + self._config.step_period_s, *self._overrides.ends_s()])
 
 
 def _terms(config: ControllerConfig) -> tuple[tuple[float, float], Fallback, bool]:

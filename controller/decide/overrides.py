@@ -7,7 +7,6 @@ until the operator says something else. Of replicas that differ the one with the
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from controller.audit import OverrideView
 from controller.messages import ReplicaSnapshot, StandingOrder
 from controller.protocol.publisher import Content
 from nestedfp.modes import DirectiveMode
@@ -27,17 +26,10 @@ class Override:
         """Whether it has expired."""
         return self.expires_at_s is not None and now_s >= self.expires_at_s
 
-    def remaining_s(self, now_s: float) -> float | None:
-        """How long it still holds; None: without end."""
-        return None if self.expires_at_s is None else self.expires_at_s - now_s
-
     def reported(self, now_s: float, *, for_all: bool) -> StandingOrder:
         """As replicas are told of it."""
-        return StandingOrder(mode=self.mode, remaining_s=self.remaining_s(now_s), for_all=for_all)
-
-    def view(self, now_s: float) -> OverrideView:
-        """As the status shows it."""
-        return OverrideView(mode=self.mode, remaining_s=self.remaining_s(now_s))
+        remaining_s = None if self.expires_at_s is None else self.expires_at_s - now_s
+        return StandingOrder(mode=self.mode, remaining_s=remaining_s, for_all=for_all)
 
 
 class Overrides:
@@ -84,7 +76,7 @@ class Overrides:
             self.for_all = order
 
     def reported(self, now_s: float) -> tuple[StandingOrder | None, dict[str, StandingOrder]]:
-        """The orders as replicas are told of them: for all, and for single replicas."""
+        """The orders as replicas and the status are told of them: for all, and for single replicas."""
         self.expire(now_s)
         single = {replica_id: order.reported(now_s, for_all=False) for replica_id, order in self.by_replica.items()}
         return None if self.for_all is None else self.for_all.reported(now_s, for_all=True), single
@@ -109,12 +101,6 @@ class Overrides:
         for order in (self.for_all, *self.by_replica.values()):
             if order is not None and order.expires_at_s is not None:
                 yield order.expires_at_s
-
-    def view(self, now_s: float) -> tuple[OverrideView | None, dict[str, OverrideView]]:
-        """The orders as the status shows them."""
-        self.expire(now_s)
-        views = {replica_id: order.view(now_s) for replica_id, order in self.by_replica.items()}
-        return None if self.for_all is None else self.for_all.view(now_s), views
 
 
 def _standing(now_s: float, reported: StandingOrder | None) -> Override | None:

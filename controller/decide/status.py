@@ -27,7 +27,7 @@ def status_report(
 ) -> StatusReport:
     """What is in force, why, and how each replica stands. Times are seconds of the loop's clock."""
     content = publisher.content
-    override, replica_overrides = overrides.view(now_s)
+    override, replica_overrides = overrides.reported(now_s)
     views = fleet.views(now_s)
     return StatusReport(
         mode=content.mode,

@@ -1,7 +1,6 @@
 """What the controller knows about the replicas: the last snapshots, and the rates that their totals give. Zero I/O.
 
-Ages count from when a snapshot arrived, by the controller's clock: replicas' clocks are never compared. Totals that
-fall back give no rate until a window has passed.
+Ages count from when a snapshot arrived, by the controller's clock: replicas' clocks are never compared.
 
 Work is done when a snapshot arrives, in constant time on average; looking at a replica costs the same however long the
 window is.
@@ -18,7 +17,6 @@ from workload.slo import USUAL_SLO, Slo
 
 RATE_WINDOW_S = 1.0  # span over which arrival and token rates are taken
 FORGET_AFTER_S = 10.0  # silence after which a replica no longer exists
-WAIT_JUMP_S = 5.0  # a wait grows as fast as time does; one that is more beyond it is of a request that was preempted
 RETIRED_KEPT = 8
 WARM_STEPS = 16  # of a fresh engine: the first ones load and compile, and the EWMA step time must forget them
 COLD_AT_MOST_S = 10.0  # of work: an engine that has not made so many steps by then is slow, not cold
@@ -150,11 +148,6 @@ class Fleet:
             replica.retired.append(newest.incarnation)
             replica.restart()
             replica.path_at_s = None
-        if replica.received:
-            before_s, before = replica.received[-1]
-            snapshot = possible_wait(before, snapshot, now_s - before_s)
-            if not _grew(before, snapshot):
-                replica.restart()
         replica.take(now_s, snapshot, self.slo)
         if replica.refused_per_s > 0:
             self._refusing.add(snapshot.replica_id)
@@ -189,31 +182,6 @@ class Fleet:
         refused = sum(self._replicas[replica_id].refused_per_s for replica_id in self._refusing)
         admitted = sum(replica.rates.arrivals_per_s for replica in self._replicas.values() if replica.rates is not None)
         return (admitted + refused) / max(admitted, 1e-3)
-
-
-def _grew(before: ReplicaSnapshot, after: ReplicaSnapshot) -> bool:
-    """Whether all totals are at least what they were."""
-    return (
-        after.tokens_fp16 >= before.tokens_fp16
-        and after.tokens_fp8 >= before.tokens_fp8
-        and after.steps_fp16 >= before.steps_fp16
-        and after.steps_fp8 >= before.steps_fp8
-        and after.steps_mixed >= before.steps_mixed
-        and after.arrivals >= before.arrivals
-        and after.arrived_tokens >= before.arrived_tokens
-    )
-
-
-def possible_wait(before: ReplicaSnapshot, after: ReplicaSnapshot, elapsed_s: float) -> ReplicaSnapshot:
-    """The snapshot, its oldest wait no longer than it can have become in the ``elapsed_s`` since the one before.
-
-    A request that was preempted waits again, and may tell the time since its arrival: then the wait counts from when it
-    was first seen.
-    """
-    possible_s = before.oldest_wait_s + elapsed_s
-    if after.waiting == 0 or after.oldest_wait_s <= possible_s + WAIT_JUMP_S:
-        return after
-    return after.model_copy(update={"oldest_wait_s": possible_s})
 
 
 def _rates(first: ReplicaSnapshot, last: ReplicaSnapshot, span_s: float) -> Rates:

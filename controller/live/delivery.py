@@ -7,7 +7,6 @@ loop that writes the replica's answers.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
 from typing import Any
 
 from controller.audit import BroadcastRecord, BroadcastStats
@@ -15,9 +14,7 @@ from controller.decide.loop import ControlLoop
 from controller.live.decision_log import DecisionLog
 from controller.sliding_window import SlidingWindow
 
-BETWEEN_S = 2.0  # a replica that has asked so lately will ask again: it is about to acknowledge
 BROADCASTS_SPAN_S = 3600.0  # whose times the status summarises
-MOST_REMEMBERED = 4096  # replicas whose last call is remembered
 
 
 class Delivery:
@@ -26,17 +23,13 @@ class Delivery:
     Args:
         loop: knows the replicas, what each must do, and takes their acknowledgements.
         decision_log: in which it is written how long a directive took to reach all.
-        clock: seconds, monotonic.
     """
 
-    def __init__(
-        self, loop: ControlLoop, decision_log: DecisionLog, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._loop, self._log, self._clock = loop, decision_log, clock
+    def __init__(self, loop: ControlLoop, decision_log: DecisionLog) -> None:
+        self._loop, self._log = loop, decision_log
         self._life = secrets.token_hex(8)
         self._told_epoch = 0
         self._waiting: dict[str, asyncio.Future[bool]] = {}
-        self._left_s: dict[str, float] = {}  # when each replica's last call was answered, by the clock
         self._all_acked = asyncio.Event()  # the newest directive, by every replica
         self._converged: BroadcastRecord | None = None
         self._ack_ms = SlidingWindow(BROADCASTS_SPAN_S)
@@ -72,9 +65,6 @@ class Delivery:
             finally:
                 if self._waiting.get(replica_id) is mine:
                     del self._waiting[replica_id]
-        self._left_s[replica_id] = self._clock()
-        if len(self._left_s) > MOST_REMEMBERED:
-            del self._left_s[min(self._left_s, key=self._left_s.__getitem__)]
         directive = self._loop.directive_for(replica_id)
         return None if directive is None else {"token": self.token, "directive": directive.model_dump(mode="json")}
 
@@ -98,21 +88,13 @@ class Delivery:
         except TimeoutError:
             pass
 
-    def listening(self) -> set[str]:
-        """Return the replicas that are told at once: they wait, or are about to ask again."""
-        since_s = self._clock() - BETWEEN_S
-        self._left_s = {replica_id: at_s for replica_id, at_s in self._left_s.items() if at_s >= since_s}
-        asked = (*self._waiting, *self._left_s)
-        return {replica_id for replica_id in asked if self._loop.directive_for(replica_id) is not None}
-
     def status(self) -> dict[str, Any]:
         """Fields of a ``StatusReport``."""
-        times = self._ack_ms.summary(self._clock())
+        times = self._ack_ms.summary(time.monotonic())
         known = {"p50_ms": times.p50_ms, "p99_ms": times.p99_ms} if times.count else {}
         return {
             "broadcast": self._converged,
             "broadcasts": BroadcastStats(count=times.count, **known),
-            "standing_calls": len(self.listening()),
         }
 
     def close(self) -> None:
@@ -132,5 +114,5 @@ class Delivery:
         self._converged = BroadcastRecord(
             wall_s=time.time(), epoch=epoch, mode=mode, replicas=replicas, last_ack_ms=after_s * 1e3
         )
-        self._ack_ms.add(self._clock(), self._converged.last_ack_ms)
+        self._ack_ms.add(time.monotonic(), self._converged.last_ack_ms)
         self._log.write(self._converged)

@@ -5,7 +5,7 @@ A replica waits in a call to the controller. It is answered when the directive i
 at once. Snapshots bring evidence, and what a replica has in force.
 
 Everything that affects the protocol's state lives in ``publisher`` and ``follower``. Times are seconds of the owner's own
-clock, which may step (``controller.protocol.clock``); the two ends never compare clocks. ``content`` means what a directive asks
+monotonic clock; the two ends never compare clocks. ``content`` means what a directive asks
 of one replica: mode, rule and admission scale.
 
 Publisher (the controller), epoch E:

@@ -1,13 +1,11 @@
 """The replica's end of the protocol; ``controller.protocol`` has its table. Zero I/O.
 
-Times are seconds of the replica's own clock, which may step: a step back neither ends nor stretches the lease, a step
-forward ends it early.
+Times are seconds of the replica's own monotonic clock.
 """
 
 from dataclasses import dataclass
 
 from controller.messages import Directive, DirectiveAck, StandingOrder
-from controller.protocol.clock import SteadyClock
 from controller.protocol.publisher import CONFLICT, NO_RULE
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
@@ -37,10 +35,8 @@ class DirectiveFollower:
     def __init__(self, replica_id: str, mode: DirectiveMode, rule: StepRule) -> None:
         self._replica_id = replica_id
         self._lapsed = mode, rule
-        self._clock = SteadyClock()
         self._directive: Directive | None = None
-        self._expires_at_s = 0.0  # on the steady clock
-        self._taken_at_s = 0.0  # on the steady clock
+        self._expires_at_s = self._taken_at_s = 0.0
         self._expiry_reported = True  # whether on_timer has already said that the lease ran out
 
     @property
@@ -65,8 +61,7 @@ class DirectiveFollower:
 
     def on_directive(self, now_s: float, directive: Directive) -> tuple[bool, DirectiveAck]:
         """Take a directive in whatever order they arrive. Returns whether what is in force changed, and the answer."""
-        steady_s = self._clock.read(now_s)
-        before, mine = self._in_force(steady_s), self._directive
+        before, mine = self.in_force(now_s), self._directive
         mode = directive.mode
         if mine is not None and directive.epoch < mine.epoch:
             outcome = "older_epoch"
@@ -80,10 +75,10 @@ class DirectiveFollower:
             self._directive = directive
             if directive.fallback is not None:
                 self._lapsed = directive.fallback.mode, directive.fallback.rule or NO_RULE
-            self._expires_at_s = steady_s + directive.lease_s
-            self._taken_at_s = steady_s
+            self._expires_at_s = now_s + directive.lease_s
+            self._taken_at_s = now_s
             self._expiry_reported = False
-        after = self._in_force(steady_s)
+        after = self.in_force(now_s)
         ack = DirectiveAck(
             replica_id=self._replica_id,
             epoch=self.epoch,
@@ -108,37 +103,10 @@ class DirectiveFollower:
 
     def in_force(self, now_s: float) -> InForce:
         """What holds now; right also when ``on_timer`` has not been called since the lease ran out."""
-        return self._in_force(self._clock.read(now_s))
-
-    def lease_remaining_s(self, now_s: float) -> float:
-        """Seconds until the fallback; 0 without a lease."""
-        steady_s = self._clock.read(now_s)
-        return 0.0 if self._directive is None else max(0.0, self._expires_at_s - steady_s)
-
-    def order(self, now_s: float) -> StandingOrder | None:
-        """The operator's order as far as this replica knows, whether or not the lease still runs; None: none.
-
-        One that is over has 0 s left: whose it was says whether this replica did what the others do.
-        """
-        return None if self._directive is None else self._less_time(self._clock.read(now_s), self._directive.order)
-
-    def order_for_all(self, now_s: float) -> StandingOrder | None:
-        """The order for all replicas that stands beside one for this replica, likewise; None: none."""
-        return (
-            None if self._directive is None else self._less_time(self._clock.read(now_s), self._directive.order_for_all)
-        )
-
-    def _less_time(self, steady_s: float, order: StandingOrder | None) -> StandingOrder | None:
-        if order is None or order.remaining_s is None:
-            return order
-        remaining_s = max(0.0, order.remaining_s - (steady_s - self._taken_at_s))
-        return order.model_copy(update={"remaining_s": remaining_s})
-
-    def _in_force(self, steady_s: float) -> InForce:
         directive = self._directive
-        if directive is None or steady_s >= self._expires_at_s:
+        if directive is None or now_s >= self._expires_at_s:
             for told in () if directive is None else (directive.order, directive.order_for_all):
-                order = self._less_time(steady_s, told)
+                order = self._less_time(now_s, told)
                 if order is not None and order.remaining_s != 0:
                     return InForce(order.mode, NO_RULE, self.epoch, "override", expired=True)
             return InForce(*self._lapsed, self.epoch, "fallback", expired=True)
@@ -150,3 +118,24 @@ class DirectiveFollower:
             expired=False,
             admission_scale=directive.admission_scale,
         )
+
+    def lease_remaining_s(self, now_s: float) -> float:
+        """Seconds until the fallback; 0 without a lease."""
+        return 0.0 if self._directive is None else max(0.0, self._expires_at_s - now_s)
+
+    def order(self, now_s: float) -> StandingOrder | None:
+        """The operator's order as far as this replica knows, whether or not the lease still runs; None: none.
+
+        One that is over has 0 s left: whose it was says whether this replica did what the others do.
+        """
+        return None if self._directive is None else self._less_time(now_s, self._directive.order)
+
+    def order_for_all(self, now_s: float) -> StandingOrder | None:
+        """The order for all replicas that stands beside one for this replica, likewise; None: none."""
+        return None if self._directive is None else self._less_time(now_s, self._directive.order_for_all)
+
+    def _less_time(self, now_s: float, order: StandingOrder | None) -> StandingOrder | None:
+        if order is None or order.remaining_s is None:
+            return order
+        remaining_s = max(0.0, order.remaining_s - (now_s - self._taken_at_s))
+        return order.model_copy(update={"remaining_s": remaining_s})

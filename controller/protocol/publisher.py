@@ -1,6 +1,6 @@
 """The controller's end of the protocol; ``controller.protocol`` has its table. Zero I/O.
 
-Times are seconds of the controller's clock and must not fall; the control loop sees to that.
+Times are seconds of the controller's monotonic clock.
 """
 
 from collections.abc import Collection, Mapping
@@ -48,7 +48,7 @@ class _Peer:
 
 
 class DirectivePublisher:
-    """The controller's end. Times must not fall; the control loop sees to that.
+    """The controller's end.
 
     Args:
         lease_s: how long a replica may act on a directive without hearing of it again.

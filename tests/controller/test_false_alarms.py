@@ -54,23 +54,6 @@ def test_a_request_that_waits_for_its_grammar_is_no_queue(policy: str) -> None:
     assert entries(cluster) == []
 
 
-@pytest.mark.parametrize("policy", ADAPTIVE)
-def test_a_lone_replica_whose_cache_thrashes_enters_fp8(policy: str) -> None:
-    """A preempted request tells the time since its arrival: a wait that comes out of nothing is no reason to look away."""
-    cluster = Cluster(make_loop(policy)).run(20)
-    began_s = cluster.now_s
-    for tick in range(30):
-        cluster.run(0.1, oldest_wait_s=40.0 + tick / 10, waiting=30, waiting_tokens=9000, kv_usage=1.0)
-    assert cluster.status.replicas[0].fault is None
-    assert cluster.modes == {FP8}
-    assert entries(cluster)[0] - began_s < 2.0
-
-
-def test_a_wait_counts_from_when_it_was_first_seen() -> None:
-    cluster = Cluster(make_loop("static_fp16")).run(2).run(0.5, oldest_wait_s=40.0, waiting=3)
-    assert cluster.status.replicas[0].oldest_wait_s == pytest.approx(0.5, abs=0.11)
-
-
 # -- engines that do not answer ----------------------------------------------------------------------------------------
 
 STUCK = [{"stats_age_s": 6.0}, {"progress_age_s": 11.0, "running": 4}]

@@ -59,14 +59,6 @@ def test_a_burst_of_delayed_snapshots_gives_no_rate() -> None:
     assert loop.status(5.1).replicas[0].arrivals_per_s is None
 
 
-@pytest.mark.parametrize("jump", [{"tokens_fp16": 0}, {"arrived_tokens": 1}])
-def test_totals_that_fall_back_give_no_rate_until_a_window_has_passed(jump: dict[str, Any]) -> None:
-    cluster = Cluster(make_loop()).run(3).run(0.1, **jump)
-    assert cluster.status.replicas[0].tokens_per_s is None
-    assert cluster.run(0.3).status.replicas[0].tokens_per_s is None
-    assert cluster.run(1).status.replicas[0].tokens_per_s == pytest.approx(1000)
-
-
 @pytest.mark.parametrize(
     "late",
     [
@@ -287,19 +279,3 @@ def test_a_replica_that_flaps_changes_nothing() -> None:
         cluster.run(1)
         cluster.silent = set()
     assert (cluster.modes, len(cluster.records)) == ({FP16}, 1)
-
-
-@pytest.mark.parametrize("step_s", [-86400.0, -3.0, 3.0])
-def test_a_step_of_the_controllers_clock_neither_flips_nor_stops_the_loop(step_s: float) -> None:
-    loop, jump_s = make_loop(), 0.0
-    for tick in range(600):
-        now_s = 1e5 + tick / 10 + jump_s
-        if tick == 100:
-            jump_s = step_s
-        hot = 50 <= tick < 400
-        loop.on_snapshot(now_s, make_snapshot(seq=tick, steps_fp16=100 + 5 * tick, **(HOT if hot else {})))
-        effects = loop.step(now_s)
-        assert now_s <= effects.next_step_at_s <= now_s + 0.1 + 1e-6
-        if 60 <= tick < 400:
-            assert loop.directive_for("r0").mode is FP8
-    assert loop.directive_for("r0").mode is FP16

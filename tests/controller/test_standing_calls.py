@@ -8,7 +8,6 @@ import pytest
 from controller_builders import make_snapshot
 
 from controller.live.actor import ControllerActor
-from controller.live.delivery import BETWEEN_S, Delivery
 
 SLOW = {"lease_s": 60.0, "renew_s": 20.0, "guards": {"warm_up_s": 0}, "policy": {"name": "static_fp16"}}
 
@@ -101,39 +100,6 @@ def test_a_controller_that_closes_leaves_nobody_waiting() -> None:
         assert await call is None
 
     drive(test)
-
-
-def test_who_waits_or_has_just_been_answered_is_listening() -> None:
-    class Loop:
-        epoch = 1
-
-        def directive_for(self, replica_id: str) -> Any:
-            return actor._loop.directive_for("r0")
-
-        def converged(self) -> None:
-            return None
-
-    actor = ControllerActor(SLOW)
-
-    async def main() -> None:
-        await actor.report(make_snapshot(replica_id="r0", epoch=0).model_dump(mode="json"))
-        now_s = 100.0
-        delivery = Delivery(Loop(), actor._log, clock=lambda: now_s)  # type: ignore[arg-type]
-        assert delivery.listening() == set()
-        call = asyncio.create_task(delivery.next("r0", delivery.token, 60.0))
-        await asyncio.sleep(0)
-        now_s += 1000.0
-        assert delivery.listening() == {"r0"}, "it waits still"
-        Loop.epoch = 2
-        delivery.tell()
-        await call
-        now_s += BETWEEN_S
-        assert delivery.listening() == {"r0"}
-        now_s += 0.1
-        assert delivery.listening() == set()
-        await actor.close()
-
-    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_a_malformed_acknowledgement_is_refused_by_name() -> None:

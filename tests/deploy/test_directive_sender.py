@@ -182,7 +182,7 @@ def service(fresh, monkeypatch):
     # is over well before the replica's event loop goes on.
     monkeypatch.setattr("controller.live.actor.OVERRIDE_WAIT_S", LIMIT_S / 2)
     service = Service(fresh, ControllerConfig.model_validate({"lease_s": 60.0, "guards": {"warm_up_s": 0}}))
-    until(lambda: service.actor._delivery.listening() == {"r0"})
+    until(lambda: "r0" in service.actor._delivery._waiting)
     yield service
     service.close()
 

@@ -150,7 +150,6 @@ def test_the_status_counts_what_was_judged_and_how_long_directives_took(client):
         status = direct(client, mode)
     assert status["broadcasts"]["count"] > 3
     assert 0 < status["broadcasts"]["p50_ms"] <= status["broadcasts"]["p99_ms"]
-    assert status["standing_calls"] == 2, "directives pass the replicas' event loops by"
 
 
 def test_the_configuration_is_taken_up_again_without_a_restart(client, service):
@@ -187,7 +186,9 @@ def test_a_killed_controller_comes_back_above_the_old_epoch_under_what_it_had_re
         status = wait_until(back, 60)
         assert status["epoch"] >= epoch
         assert status["policy"] == "static_fp8", "not the one that the service was started with"
-    assert wait_until(lambda: client.get("/status").json()["standing_calls"] == 2, 60), "they call the new one"
+    assert wait_until(lambda: all(r["acked"] for r in client.get("/status").json()["replicas"]), 60), (
+        "they call the new one"
+    )
     assert all(r["acked"] for r in direct(client, "fp16")["replicas"])
     direct(client, "auto")
 
