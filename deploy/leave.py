@@ -43,11 +43,12 @@ def main(argv: list[str] | None = None) -> int:
     within_s = arguments(argv).within
     until_s = time.monotonic() + within_s
     try:
-        # From outside the cluster: a driver would end with the node.
-        gcs = GcsClient(address=services.canonicalize_bootstrap_address_or_die("auto"))
+        host, _, port = (address := services.canonicalize_bootstrap_address_or_die("auto")).rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), RAY_TIMEOUT_S).close()  # Ray asks for 40 s whoever is not there
+        gcs = GcsClient(address=address)  # from outside the cluster: a driver would end with the node
         node = own(living(gcs), own_addresses())
         drain(gcs, node, within_s - LEFT_S)
-    except (RayError, ConnectionError, ValueError) as error:
+    except (RayError, OSError, ValueError) as error:
         print(f"error: no cluster of Ray's answers ({error}); set RAY_ADDRESS", file=sys.stderr)
         return 2
     except CannotLeave as error:

@@ -7,7 +7,7 @@ what the returned ``Effects`` say. All times are seconds of the driver's monoton
 from dataclasses import dataclass, replace
 
 from controller.audit import DecisionRecord, Rung, StatusReport
-from controller.config import ControllerConfig, check_reload
+from controller.config import STEP_PERIOD_S, ControllerConfig
 from controller.decide import overload
 from controller.decide.guards import warmed_up
 from controller.decide.journal import DecisionJournal
@@ -109,12 +109,7 @@ class ControlLoop:
         return self.step(now_s)
 
     def reload(self, now_s: float, config: ControllerConfig) -> Effects:
-        """Go on under another configuration. What is in force, dwell times and the ladder's rung carry over.
-
-        Raises:
-            ValueError: for a change that replicas could not take up, naming the key; nothing changes then.
-        """
-        check_reload(self._config, config)
+        """Go on under another configuration. What is in force, dwell times and the ladder's rung carry over."""
         self._config = config
         self._planner.reconfigure(config)
         self._fleet.slo = config.slo
@@ -139,7 +134,7 @@ class ControlLoop:
         )
         return Effects(
             record=record,
-            next_step_at_s=min([now_s + self._config.step_period_s, *self._overrides.ends_s()]),
+            next_step_at_s=min([now_s + STEP_PERIOD_S, *self._overrides.ends_s()]),
             notes=notes,
             admission=publisher.content.admission_scale,
             desired_replicas=publisher.stated.desired_replicas,

@@ -4,7 +4,6 @@ A plan is not published here: the loop may hold it back (operator, ladder) and t
 force.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,23 +68,12 @@ class Planner:
             self._guard_state = guards.switched(now_s, self._guard_state)
 
 
-def compact(modes: Mapping[str, DirectiveMode], base: DirectiveMode) -> tuple[DirectiveMode, dict[str, DirectiveMode]]:
-    """The mode of most replicas (``base`` on a tie), and the replicas that differ from it."""
-    present = list(modes.values())
-    counts = {mode: present.count(mode) for mode in DirectiveMode}
-    most = max(counts.values())
-    if counts[base] < most:
-        base = next(mode for mode in DirectiveMode if counts[mode] == most)
-    return base, {replica_id: mode for replica_id, mode in modes.items() if mode is not base}
-
-
 def keep_fp8(plan: Plan, current: Content, views: Replicas) -> Plan:
     """The plan without what takes FP8 off a replica: precision is the last thing that the ladder gives back."""
     fp8, decision = DirectiveMode.FP8, plan.decision
     planned = {replica_id: decision.mode_of(replica_id) for replica_id in ids_of(views)}
-    leaving = {r: fp8 for r, mode in planned.items() if mode is not fp8 and current.mode_for(r) is fp8}
-    if not leaving:
+    kept = {r: mode for r, mode in planned.items() if mode is not fp8 and current.mode_for(r) is not fp8}
+    if len(kept) == sum(mode is not fp8 for mode in planned.values()):
         return plan
-    mode, exceptions = compact(planned | leaving, current.mode)
-    decision = replace(decision, mode=mode, exceptions=exceptions, reason="held_by_ladder")
+    decision = replace(decision, mode=fp8, exceptions=kept, reason="held_by_ladder")
     return replace(plan, decision=decision, held="held_by_ladder")

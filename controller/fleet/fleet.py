@@ -116,8 +116,6 @@ class Fleet:
         self.slo = slo
         self._replicas: dict[str, _Replica] = {}
         self._in_order: list[_Replica] | None = None  # by id; None: to be sorted anew
-        self._refusing: set[str] = set()  # replicas that have turned requests away within their window
-        self._none_silent_before_s = 0.0  # until then nobody can have been silent for too long
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -149,24 +147,15 @@ class Fleet:
             replica.restart()
             replica.path_at_s = None
         replica.take(now_s, snapshot, self.slo)
-        if replica.refused_per_s > 0:
-            self._refusing.add(snapshot.replica_id)
-        elif self._refusing:
-            self._refusing.discard(snapshot.replica_id)
         return outcome
 
     def forget_silent(self, now_s: float) -> bool:
         """Drop the replicas that have been silent for too long; return whether there were any."""
-        if now_s < self._none_silent_before_s:
-            return False
         oldest_s = now_s - FORGET_AFTER_S
         gone = [id_ for id_, replica in self._replicas.items() if replica.heard_at_s < oldest_s]
         for id_ in gone:
             del self._replicas[id_]
-            self._refusing.discard(id_)
             self._in_order = None
-        earliest_s = min((replica.heard_at_s for replica in self._replicas.values()), default=now_s)
-        self._none_silent_before_s = earliest_s + FORGET_AFTER_S
         return bool(gone)
 
     def views(self, now_s: float) -> Replicas:
@@ -177,9 +166,9 @@ class Fleet:
 
     def offered_over_admitted(self) -> float:
         """Requests that came / requests that were let in, over the window; 1 when none was refused."""
-        if not self._refusing:
+        refused = sum(replica.refused_per_s for replica in self._replicas.values())
+        if not refused:
             return 1.0
-        refused = sum(self._replicas[replica_id].refused_per_s for replica_id in self._refusing)
         admitted = sum(replica.rates.arrivals_per_s for replica in self._replicas.values() if replica.rates is not None)
         return (admitted + refused) / max(admitted, 1e-3)
 

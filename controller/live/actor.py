@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from controller.audit import StatusReport
-from controller.config import ControllerConfig, check_deployed, explain
+from controller.config import STEP_PERIOD_S, ControllerConfig, check_deployed, explain
 from controller.decide.loop import ControlLoop, Effects
 from controller.live.config_file import ConfigFile
 from controller.live.decision_log import DecisionLog
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
 SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write a traceback for every snapshot
-REST = 9  # times as long as a step computed the loop rests, whatever comes, until step_period_s is over at the latest
+REST = 9  # times as long as a step computed the loop rests, whatever comes, until STEP_PERIOD_S is over at the latest
 
 
 class ControllerActor:
@@ -96,7 +96,7 @@ class ControllerActor:
     async def next_directive(
         self, replica_id: str, ack: Mapping[str, Any] | None = None, seen: str | None = None
     ) -> dict[str, Any] | None:
-        """Take a replica's acknowledgement, and answer with the next directive, or after ``renew_s`` with the same one.
+        """Take a replica's acknowledgement, and answer with the next directive, or after ``RENEW_S`` with the same one.
 
         Args:
             replica_id: of the caller.
@@ -113,7 +113,7 @@ class ControllerActor:
         if ack is not None:
             self._loop.on_ack(time.monotonic(), _parse_ack(ack))
             self._delivery.tell()
-        return await self._delivery.next(replica_id, seen, self._config.renew_s)
+        return await self._delivery.next(replica_id, seen)
 
     async def set_override(
         self, mode: str, ttl_s: float | None = None, replica_id: str | None = None
@@ -197,7 +197,7 @@ class ControllerActor:
         while True:
             self._news.clear()
             now_s, cpu_s = time.monotonic(), time.thread_time()
-            next_step_at_s = now_s + self._config.step_period_s
+            next_step_at_s = now_s + STEP_PERIOD_S
             try:
                 effects = self._loop.step(now_s)
                 next_step_at_s = effects.next_step_at_s

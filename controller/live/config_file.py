@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from controller.config import ControllerConfig, check_deployed, check_reload, explain
+from controller.config import ControllerConfig, check_deployed, explain
 from controller.watched_file import WatchedFile
 from workload.strict_yaml import read_yaml_file
 
@@ -58,7 +58,6 @@ class ConfigFile:
             return given, None
         try:
             found = self.read()
-            check_reload(given, found)
             check_deployed(given, found)
         except ValueError as error:
             return given, str(error)

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from controller.audit import BroadcastRecord, BroadcastStats
+from controller.config import RENEW_S
 from controller.decide.loop import ControlLoop
 from controller.live.decision_log import DecisionLog
 from controller.sliding_window import SlidingWindow
@@ -39,8 +40,8 @@ class Delivery:
         """Names the present directive; unlike those of any other controller."""
         return f"{self._life}-{self._loop.epoch}"
 
-    async def next(self, replica_id: str, seen: str | None, renew_s: float) -> dict[str, Any] | None:
-        """Return the directive as soon as it is another one than the caller has seen, and else after ``renew_s``.
+    async def next(self, replica_id: str, seen: str | None) -> dict[str, Any] | None:
+        """Return the directive as soon as it is another one than the caller has seen, and else after ``RENEW_S``.
 
         A replica that nothing has been heard of waits for its first snapshot. A newer call of the same replica takes the place of
         an older one, whose answer was lost, and is answered at once.
@@ -48,7 +49,6 @@ class Delivery:
         Args:
             replica_id: of the caller.
             seen: token of the directive that it saw last; None: of none yet.
-            renew_s: how long it waits for news.
 
         Returns:
             ``{"token": text, "directive": {...}}``; None: ask again.
@@ -59,7 +59,7 @@ class Delivery:
         elif self._loop.directive_for(replica_id) is None or seen == self.token:
             mine = self._waiting[replica_id] = asyncio.get_running_loop().create_future()
             try:
-                done, _ = await asyncio.wait({mine}, timeout=renew_s)
+                done, _ = await asyncio.wait({mine}, timeout=RENEW_S)
                 if done and not mine.result():
                     return None
             finally:

@@ -1,7 +1,7 @@
 """How a directive reaches every replica: both ends of the protocol, without I/O.
 
 A replica waits in a call to the controller. It is answered when the directive is another one than the caller has seen, and after
-``renew_s`` to renew the lease; the next call brings the acknowledgement. A call whose answer is lost is made again, and answered
+``RENEW_S`` to renew the lease; the next call brings the acknowledgement. A call whose answer is lost is made again, and answered
 at once. Snapshots bring evidence, and what a replica has in force.
 
 Everything that affects the protocol's state lives in ``publisher`` and ``follower``. Times are seconds of the owner's own

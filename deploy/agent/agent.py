@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from controller.config import ControllerConfig
+from controller.config import RENEW_S, REPORT_PERIOD_S, ControllerConfig
 from controller.messages import ReplicaSnapshot
 from deploy.access.admission import Admission
 from deploy.agent.enforcement import Enforcement, SharedFollower
@@ -31,7 +31,7 @@ HUNG_AFTER_S = 8.0  # no step of a sound engine takes so long; Serve then asks t
 # Requests in an engine found to hang are ended then: before Serve ends the replica, which would cut them off without a word.
 GIVEN_UP_AFTER_S = 2.0
 WATCH_PERIOD_S = 0.25
-LATE = 2.0  # times renew_s: the controller has not answered the call for directives
+LATE = 2.0  # times RENEW_S: the controller has not answered the call for directives
 
 
 class ControllerLink(Protocol):
@@ -49,7 +49,7 @@ class ReplicaAgent:
         engine: calls a utility of the engine core by name.
         controller: the way to the controller.
         call: waits for the controller's next directive; see ``StandingCall``.
-        config: periods, objectives, and the policy, from which follows what holds when the controller's lease runs out.
+        config: objectives, and the policy, from which follows what holds when the controller's lease runs out.
         admission: the replica's admission control, whose scale the controller sets; None: a replica without one.
         meter: of the path that the replica's requests take; None: a replica without one.
         dead: whether the engine has ended. Its process may end while nobody waits for an answer of it.
@@ -74,7 +74,6 @@ class ReplicaAgent:
         self._incarnation = uuid.uuid4().hex
         self._engine = engine
         self._controller = controller
-        self._period_s = config.report_period_s
         self._slo_ms = config.slo.ttft_ms, config.slo.tpot_ms
         self._admission = admission or Admission(None, sequences=1)
         self._slo_evaluated = 0
@@ -84,7 +83,7 @@ class ReplicaAgent:
         self._follower = SharedFollower(replica_id, *config.lapsed)
         self._enforcement = Enforcement(self._follower, self._admission, engine, lambda: time.monotonic())
         # Soon enough that an answer which was lost costs no lease.
-        self._standing_call = StandingCall(call, self._enforcement.take, LATE * config.renew_s, self._has_asked)
+        self._standing_call = StandingCall(call, self._enforcement.take, LATE * RENEW_S, self._has_asked)
         self._meter = meter or PathMeter()
         self._stats: dict[str, Any] | None = None
         self._stats_at_s = 0.0
@@ -258,7 +257,7 @@ class ReplicaAgent:
                     return
                 log.error("the engine does not answer; the health check will replace this replica: %r", error)
                 await asyncio.sleep(1.0)
-            await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
+            await asyncio.sleep(max(0.0, REPORT_PERIOD_S - (time.monotonic() - began_s)))
 
     async def _watch_engine(self) -> None:
         """Say once when the engine dies or hangs, and end what is in one that hangs: its clients would wait for nothing."""
@@ -287,7 +286,7 @@ class ReplicaAgent:
                     await self._report_once(began_s)
             except Exception:
                 log.exception("snapshot failed; trying again")
-            await asyncio.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
+            await asyncio.sleep(max(0.0, REPORT_PERIOD_S - (time.monotonic() - began_s)))
 
     async def _report_once(self, now_s: float) -> None:
         snapshot = self.snapshot(now_s).model_dump(mode="json")

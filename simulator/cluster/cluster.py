@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from controller.audit import DecisionRecord
-from controller.config import ControllerConfig
+from controller.config import RENEW_S, REPORT_PERIOD_S, STEP_PERIOD_S, ControllerConfig
 from controller.decide.loop import ControlLoop
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
@@ -23,7 +23,7 @@ from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
 
-LATE = 2.0  # times renew_s: a call without an answer, as in the agent
+LATE = 2.0  # times RENEW_S: a call without an answer, as in the agent
 LONGEST_DRAIN_S = 7 * 86400.0  # a queue that lasts longer is a fault of the simulator
 
 
@@ -72,7 +72,7 @@ class Cluster:
         count = self._scenario.replicas
         for number in range(count):
             # Snapshots spread over the period, as those of processes that started by themselves.
-            self._start_replica(0.0, number, 0.0, self._config.report_period_s * number / count)
+            self._start_replica(0.0, number, 0.0, REPORT_PERIOD_S * number / count)
         self._at(0.0, self._step)
         if self._observe is not None:
             self._at(0.0, self._sample)
@@ -87,7 +87,7 @@ class Cluster:
                 request.outcome = "shed"
         last_arrival_s = now_s
         while any(replica.engine.busy for replica in self.present.values()):
-            now_s = self._play(events[0][0] + self._config.step_period_s)
+            now_s = self._play(events[0][0] + STEP_PERIOD_S)
             for replica in self.present.values():
                 replica.advance(now_s)
             if now_s > last_arrival_s + LONGEST_DRAIN_S:
@@ -114,7 +114,7 @@ class Cluster:
         """A replica sends its snapshot."""
         if replica.gone:
             return
-        self._at(now_s + self._config.report_period_s, self._report, replica)
+        self._at(now_s + REPORT_PERIOD_S, self._report, replica)
         snapshot = replica.snapshot(now_s)
         self._proxy.report(now_s, replica, snapshot.directive is DirectiveMode.FP16, snapshot.room)
         if replica.draining and not replica.engine.busy:
@@ -135,7 +135,7 @@ class Cluster:
             return
         replica.calls += 1
         self._at(now_s + self._network.delay_s(), self._call_arrives, replica, replica.calls, replica.seen, ack)
-        self._at(now_s + LATE * self._config.renew_s, self._late, replica, replica.calls)
+        self._at(now_s + LATE * RENEW_S, self._late, replica, replica.calls)
 
     def _late(self, now_s: float, replica: Replica, call: int) -> None:
         if replica.calls == call:
@@ -154,7 +154,7 @@ class Cluster:
         if older is not None or (seen != self._token and self.loop.directive_for(replica.name) is not None):
             self._answer(now_s, replica.name)
         else:
-            self._at(now_s + self._config.renew_s, self._renew, replica, call)
+            self._at(now_s + RENEW_S, self._renew, replica, call)
 
     def _renew(self, now_s: float, replica: Replica, call: int) -> None:
         if self._waiting.get(replica.name) == (replica, call):

@@ -5,35 +5,14 @@ from typing import Any
 
 import pytest
 from control_cluster import AUTO, FP8, FP16, HOT, Cluster, make_loop
-from hypothesis import given
-from hypothesis import strategies as st
 
-from controller.decide.plan import compact
 from controller.policies import POLICIES, threshold
 from controller.policies.base import Decision, Observation, PolicySpec
-from controller.protocol import Content
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 
 FOUR = ("r0", "r1", "r2", "r3")
 RULE = StepRule(ttft_deadline_s=0.1, tpot_deadline_s=0.03)
-
-
-@given(
-    st.dictionaries(st.text("abc", min_size=1, max_size=3), st.sampled_from(DirectiveMode)),
-    st.sampled_from(DirectiveMode),
-)
-def test_the_compact_form_means_the_same_with_the_fewest_exceptions(
-    modes: dict[str, DirectiveMode], base: DirectiveMode
-) -> None:
-    mode, exceptions = compact(modes, base)
-    content = Content(mode, exceptions=exceptions)
-    assert {name: content.mode_for(name) for name in modes} == modes
-    assert all(exceptions[name] is not mode for name in exceptions)
-    assert all(
-        len(exceptions) <= sum(other is not candidate for other in modes.values()) for candidate in DirectiveMode
-    )
-    assert modes or mode is base
 
 
 class Said:

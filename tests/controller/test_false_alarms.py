@@ -47,13 +47,6 @@ def test_a_replica_that_is_slow_for_ten_seconds_is_not_cold_but_overloaded(polic
     assert cluster.modes == {FP8}
 
 
-@pytest.mark.parametrize("policy", ADAPTIVE)
-def test_a_request_that_waits_for_its_grammar_is_no_queue(policy: str) -> None:
-    """The engine counts it neither among the waiting nor in the oldest wait: it cannot be scheduled in any precision."""
-    cluster = Cluster(make_loop(policy)).run(5).run(30, waiting=0, oldest_wait_s=0.0, running=1)
-    assert entries(cluster) == []
-
-
 # -- engines that do not answer ----------------------------------------------------------------------------------------
 
 STUCK = [{"stats_age_s": 6.0}, {"progress_age_s": 11.0, "running": 4}]

@@ -8,14 +8,6 @@ from controller.messages import LatencyWindow
 from controller.sliding_window import HIGHEST_MS, LOWEST_MS, SlidingWindow
 
 
-def test_a_busy_gpus_second_counts_whole_and_not_only_its_last_samples() -> None:
-    """18 000 tokens a second: a window of single samples, of which it kept 2048, forgot all but the last 0.1 s."""
-    window = SlidingWindow()
-    for i in range(90_000):
-        window.add(i / 18_000, 40.0 if i < 80_000 else 5.0)
-    assert window.summary(5.0) == LatencyWindow(count=90_000, p50_ms=40.0, p90_ms=40.0, p99_ms=40.0)
-
-
 @given(
     samples=st.lists(
         st.tuples(st.floats(0, 0.5), st.floats(LOWEST_MS, HIGHEST_MS), st.integers(1, 40)), min_size=1, max_size=200

@@ -17,7 +17,7 @@ from controller_builders import make_snapshot
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.config import ControllerConfig
+from controller.config import RENEW_S, ControllerConfig
 from controller.decide.loop import ControlLoop, Effects
 from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower
@@ -129,7 +129,7 @@ class World:
         node.calls += 1
         number, seen, lives = node.calls, node.token, node.lives
         self.send(lambda: self.called(node, number, seen, ack))
-        late_s = 2 * self.config.renew_s
+        late_s = 2 * RENEW_S
         self.at(late_s, lambda: self.call(node) if (node.calls, node.lives) == (number, lives) else None)
 
     def called(self, node: Node, number: int, seen: str, ack: DirectiveAck | None) -> None:
@@ -143,9 +143,7 @@ class World:
         if older is not None or (seen != self.token and self.loop.directive_for(node.name) is not None):
             self.answer(node.name)
         else:
-            self.at(
-                self.config.renew_s, lambda: self.answer(node.name) if self.waiting.get(node.name) == mine else None
-            )
+            self.at(RENEW_S, lambda: self.answer(node.name) if self.waiting.get(node.name) == mine else None)
 
     @property
     def token(self) -> str:
@@ -211,7 +209,7 @@ class World:
 
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.3, 0.6])
 def test_more_loss_takes_longer_and_ends_all_the_same(loss: float) -> None:
-    """A call whose answer is lost is made again after twice renew_s, and answered at once."""
+    """A call whose answer is lost is made again after twice RENEW_S, and answered at once."""
     world = World(64, Network(loss=loss), seed=1)
     world.run(2)
     world.order_all(FP8)

@@ -7,16 +7,22 @@ from typing import Any
 import pytest
 from controller_builders import make_snapshot
 
+from controller.live import delivery
 from controller.live.actor import ControllerActor
 
-SLOW = {"lease_s": 60.0, "renew_s": 20.0, "guards": {"warm_up_s": 0}, "policy": {"name": "static_fp16"}}
+CONFIG = {"lease_s": 60.0, "guards": {"warm_up_s": 0}, "policy": {"name": "static_fp16"}}
 
 
-def drive(test: Callable[[ControllerActor], Awaitable[Any]], **config: Any) -> None:
+@pytest.fixture(autouse=True)
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "RENEW_S", 20.0)
+
+
+def drive(test: Callable[[ControllerActor], Awaitable[Any]]) -> None:
     """``test(actor)``: r0 and r1 have reported."""
 
     async def main() -> None:
-        actor = ControllerActor({**SLOW, **config})
+        actor = ControllerActor(CONFIG)
         try:
             for name in ("r0", "r1"):
                 await actor.report(make_snapshot(replica_id=name, epoch=0).model_dump(mode="json"))
@@ -64,13 +70,15 @@ def test_an_order_for_one_replica_is_told_to_it_alone() -> None:
     drive(test)
 
 
-def test_a_call_is_answered_in_time_to_renew_the_lease() -> None:
+def test_a_call_is_answered_in_time_to_renew_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "RENEW_S", 0.02)
+
     async def test(actor: ControllerActor) -> None:
         first = await actor.next_directive("r0")
         assert first is not None
         assert await actor.next_directive("r0", None, first["token"]) == first
 
-    drive(test, renew_s=0.02)
+    drive(test)
 
 
 def test_a_call_that_is_made_again_is_answered_at_once_and_ends_the_one_before() -> None:
@@ -84,11 +92,13 @@ def test_a_call_that_is_made_again_is_answered_at_once_and_ends_the_one_before()
     drive(test)
 
 
-def test_a_replica_that_nothing_was_heard_of_is_told_nothing() -> None:
+def test_a_replica_that_nothing_was_heard_of_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "RENEW_S", 0.02)
+
     async def test(actor: ControllerActor) -> None:
         assert await actor.next_directive("r9") is None
 
-    drive(test, renew_s=0.02)
+    drive(test)
 
 
 def test_a_controller_that_closes_leaves_nobody_waiting() -> None:

@@ -58,14 +58,6 @@ def test_those_inside_stay_when_the_limit_falls_and_those_that_come_are_counted(
     assert (door.inside, door.refused) == (2, 2)
 
 
-def test_without_a_limit_everybody_gets_in_and_is_counted_for_a_limit_to_come():
-    door = Admission(None, sequences=1)
-    for _ in range(1000):
-        door.enter()
-    door.scale = 0.9
-    refused(door)
-
-
 def test_a_request_counts_as_the_sequences_it_makes_the_engine_compute():
     door = Admission(8, sequences=8)
     large = door.enter(Asked(prompts=2, samples=3))
@@ -86,14 +78,6 @@ def test_a_request_that_is_larger_than_the_limit_gets_in_alone_or_it_could_never
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
-
-
-def test_prompts_and_answers_count_for_every_sequence():
-    door = Admission(None, sequences=8, tokens=1000)
-    place = door.enter(Asked(prompts=2, samples=3, prompt_tokens=40, output_tokens=10))
-    assert door.tokens_inside == 3 * (40 + 2 * 10)
-    place.leave()
-    assert door.tokens_inside == 0
 
 
 def test_an_answer_beyond_the_models_context_counts_as_the_context_and_is_left_to_the_engine_to_refuse():
@@ -120,15 +104,6 @@ def test_tokens_are_bounded_though_there_are_few_sequences():
     assert "expected to need 900 tokens, this one 101 more, and it takes 1000" in str(error)
     door.enter(Asked(prompt_tokens=99, output_tokens=1))
     assert (door.tokens_inside, door.refusals[Reason.TOKENS, NORMAL]) == (1000, 1)
-
-
-def test_an_estimate_gives_way_to_the_tokens_that_a_prompt_turns_out_to_have():
-    door = Admission(None, sequences=8, tokens=1000)
-    place = door.enter(Asked(prompt_tokens=400, output_tokens=100))
-    place.settle(prompt_tokens=200, most_output_tokens=100)
-    assert door.tokens_inside == place.tokens == 300
-    place.settle(prompt_tokens=900, most_output_tokens=100)  # a beam that goes on
-    assert door.tokens_inside == 300
 
 
 def test_each_of_several_prompts_takes_the_place_of_its_part_of_the_estimate():
@@ -290,12 +265,6 @@ def test_a_refusal_for_want_of_room_says_when_there_will_be_some():
     door, _ = busy(clock, tokens=100_000)
     door.scale = 0.25  # of 8 sequences
     assert refused(door).retry_after_s in (5, 6), "five of the six inside must have ended"
-
-
-def test_a_late_request_is_counted_and_among_the_refused():
-    door = Admission(None, sequences=1)
-    assert door.late(NORMAL).reason is Reason.LATE
-    assert (door.refused, door.refusals[Reason.LATE, NORMAL]) == (1, 1)
 
 
 def test_batch_is_no_load_that_the_controller_should_make_room_for():

@@ -82,7 +82,7 @@ def directive(epoch, mode, lease_s=600.0):
 def run(scenario, controller, admission=None, meter=None, engine=None, policy="deadlines", **ends):
     async def main(engine=engine):
         engine = engine or Engine()
-        config = ControllerConfig.model_validate({"report_period_s": 0.02, "policy": {"name": policy}})
+        config = ControllerConfig.model_validate({"policy": {"name": policy}})
         agent = ReplicaAgent("r0", engine, controller, controller.call, config, admission, meter, **ends)
         await agent.start()
         try:

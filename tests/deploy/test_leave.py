@@ -1,5 +1,6 @@
 """A node leaves a cluster: which node that is, and what is said when it does not leave in time."""
 
+import re
 import time
 import warnings
 
@@ -31,6 +32,15 @@ def test_the_node_of_this_machine_is_found_by_its_address():
 def test_where_no_node_can_leave_the_reason_is_said(nodes, message):
     with pytest.raises(CannotLeave, match=message):
         own(nodes, {"127.0.0.1", "10.0.0.2"})
+
+
+@pytest.mark.filterwarnings("ignore")  # of Ray's imports
+def test_where_nobody_answers_that_is_said_at_once(monkeypatch, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    began_s = time.monotonic()
+    assert leave.main(["--within", "60"]) == 2
+    assert time.monotonic() - began_s < leave.RAY_TIMEOUT_S + 10, "the imports of Ray included"
+    assert re.match(r"error: no cluster of Ray's answers \(.*\); set RAY_ADDRESS", capsys.readouterr().err)
 
 
 def test_replicas_and_haproxy_keep_a_node_and_the_controller_does_not():

@@ -76,14 +76,6 @@ def test_what_a_killed_process_had_mapped_goes_after_two_looks_or_at_the_end_and
     assert exists(memory), "nobody here had it mapped"
 
 
-def test_at_the_end_goes_what_was_seen_last(semaphore):
-    name, process = semaphore
-    with leftovers.SharedMemory() as watch:
-        watch.look()
-        killed(process)
-    assert not exists(name)
-
-
 def test_the_next_start_removes_the_folder_of_a_killed_service(tmp_path):
     script = textwrap.dedent(
         f"""

@@ -16,7 +16,7 @@ from deploy.metrics import controller_families, openmetrics
 from deploy.metrics.application_page import ApplicationMetrics
 from deploy.metrics.bulk import BulkHistogram, lean_statistics
 from deploy.metrics.replica_page import AgentReading, ReplicaMetrics
-from deploy.metrics.request_metrics import Precision, RequestMetrics, RequestOutcome, precision_of
+from deploy.metrics.request_metrics import RequestMetrics, RequestOutcome
 from nestedfp.modes import DirectiveMode
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
@@ -118,19 +118,6 @@ def test_a_plain_engine_has_a_page_as_well():
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("counts", "precision"),
-    [
-        ({}, Precision.NONE),
-        ({"a": TokenCounts(prompt_fp16=3, cached_fp8=9, completion_fp16=2)}, Precision.FP16),
-        ({"a": TokenCounts(prompt_fp8=3, completion_fp8=2)}, Precision.FP8),
-        ({"a": TokenCounts(prompt_fp16=3), "b": TokenCounts(completion_fp8=1)}, Precision.MIXED),
-    ],
-)
-def test_the_precision_of_a_request_is_that_of_the_tokens_computed_for_it(counts, precision):
-    assert precision_of(counts) is precision
 
 
 def test_a_request_is_counted_once_when_it_leaves_and_its_latency_when_it_ended_by_itself():

@@ -73,15 +73,3 @@ def test_an_answer_in_one_piece_that_is_left_at_three_quarters_is_charged_what_w
 
     asyncio.run(leaves())
     assert used() == PROMPT + made
-
-
-def test_one_that_the_engine_fails_on_is_charged_what_was_made(tmp_path):
-    keys, used = quota(tmp_path)
-
-    async def fails():
-        client = Client(RuntimeError("the engine died"))
-        app = front(served(client, 1), client=client, keys=keys)
-        return await asking(app, headers={"authorization": "Bearer secret"})
-
-    assert asyncio.run(fails())[0] >= 400
-    assert used() == PROMPT + MADE

@@ -191,25 +191,6 @@ def test_tokens_of_one_turn_of_the_loop_go_out_together_and_the_end_after_them(m
     asyncio.run(main())
 
 
-@LAGS
-def test_what_is_not_tapped_keeps_its_place_among_what_is(more):
-    async def main():
-        service, client = Service(more=more), Client()
-        task = service.stream("a", client)
-        await turns()
-        ids = service.ids(TEXT)
-        for position, token in enumerate(ids):
-            service.step(("a", [token], {"events": PREEMPTED} if position % 3 == 1 else {}))
-            if position % 5 in (0, 3):
-                await turns(1 + position % 4)
-        service.step(("a", [2], {"finish_reason": FinishReason.STOP}))
-        await task
-        assert client.text == service.tokenizer.decode(ids)
-        assert client.context.written_tokens == client.context.completion_tokens == len(ids) + 1
-
-    asyncio.run(main())
-
-
 def test_outputs_that_come_while_the_task_itself_writes_wait_for_it():
     async def main():
         service, client = Service(), Client(reads_head_alone=True)
