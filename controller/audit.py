@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from controller.messages import Count, Milliseconds, ReplicaState, Seconds, StandingOrder
+from controller.messages import Count, LatencyWindow, Milliseconds, ReplicaState, Seconds, StandingOrder
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
@@ -81,20 +81,9 @@ class ReplicaStatus(ReplicaState):
     overridden: bool = False  # the operator's word for this replica alone
     ttft_p90_ms: Milliseconds | None  # None: no request in the window
     tpot_p90_ms: Milliseconds | None
-    slo_evaluated: Count = 0  # finished requests held against the objectives, since the engine's start
-    within_slo: Count = 0  # of them, those that met both
-    path_misses: Count = 0  # of the others, those that the engine alone would have kept
     path_saturated: bool = False  # the path limits this replica, not its engine
     arrivals_per_s: float | None  # None: not known yet
     tokens_per_s: float | None
-
-
-class BroadcastStats(FrozenModel):
-    """Times from decision to last acknowledgement over the broadcasts of the last hour."""
-
-    count: Count = 0
-    p50_ms: Milliseconds | None = None  # None: no broadcast yet
-    p99_ms: Milliseconds | None = None
 
 
 class StatusReport(FrozenModel):
@@ -122,7 +111,8 @@ class StatusReport(FrozenModel):
     path_saturated: bool = False  # the path limits a replica, not its engine: another precision would not help it
     replicas: tuple[ReplicaStatus, ...]
     broadcast: BroadcastRecord | None = None  # of the latest directive that every replica has acknowledged
-    broadcasts: BroadcastStats = BroadcastStats()
+    broadcasts: LatencyWindow = LatencyWindow()  # of the last hour: from a decision to the last acknowledgement
+    decisions: dict[DecisionOutcome, dict[str, Count]] = Field(default_factory=dict)  # since the start, by reason
     config_loads: Count = 0  # reloads of the configuration since the start
     config_error: str | None = None  # of the last reload, when it was refused
     step_errors: Count = 0

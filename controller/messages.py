@@ -112,6 +112,10 @@ class ReplicaState(EngineStats):
     answers_weights_exact: Count = 0
     answers_fast: Count = 0
     answers_mixed: Count = 0
+    # totals of finished requests since the engine's start
+    slo_evaluated: Count = 0  # whose latencies were held against the SLO
+    within_slo: Count = 0  # those of them that met both objectives
+    path_misses: Count = 0  # those of them that missed one, and would have met both but for what the path added
     path: PathStats | None = None  # None: not reported
 
 
@@ -133,10 +137,6 @@ class ReplicaSnapshot(ReplicaState):
     order: StandingOrder | None = None  # that this replica was last told of, less the time since; None: none
     order_for_all: StandingOrder | None = None  # likewise, beside an order of its own
     desired_replicas: Count | None = None  # that it was last told of, with a lease or without; None: none
-    # totals
-    slo_evaluated: Count = 0  # finished requests whose latencies were held against the SLO
-    within_slo: Count = 0  # those of them that met both objectives
-    path_misses: Count = 0  # those of them that missed one, and would have met both but for what the path added
     # latency
     ttft: LatencyWindow = LatencyWindow()
     tpot: LatencyWindow = LatencyWindow()

@@ -61,7 +61,7 @@ class CountingReplica:
         self._waiting_tokens = 0
         self._reported: dict[int, float] = {}  # by tokens in the queue: when the first snapshot with them was sent
         config = ControllerConfig.model_validate(CONFIG)
-        self._agent = ReplicaAgent(name, self._engine, self, self._call(name), config)
+        self._agent = ReplicaAgent(name, self._engine, self.report, self._call(name), config)
 
     async def start(self) -> None:
         """Start the agent."""

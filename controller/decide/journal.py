@@ -1,5 +1,7 @@
 """Turns what the control loop did into records, once each: changes as they come, what is held back when it changes. Pure."""
 
+from collections import Counter
+
 from controller.audit import DecisionOutcome, DecisionRecord, Rung
 from controller.config import ControllerConfig
 from controller.decide.overload import LadderState
@@ -23,6 +25,7 @@ class DecisionJournal:
         self.last_reason = reason  # of the latest step
         self.last_wanted: DirectiveMode | None = None
         self.reload_count = 0
+        self.counts: dict[DecisionOutcome, Counter[str]] = {}  # of decisions, by reason
         self._made = 0
         self._published: tuple[Content, int] = (start, 0)  # and its epoch
         self._held: Held | None = None
@@ -53,6 +56,7 @@ class DecisionJournal:
 
         def make(outcome: DecisionOutcome, reason: str, before: Content, after: Content) -> DecisionRecord:
             self._made += 1
+            self.counts.setdefault(outcome, Counter())[reason] += 1
             return DecisionRecord(
                 decision_id=self._made,
                 now_s=now_s,

@@ -50,6 +50,7 @@ def status_report(
         replica_overrides=replica_overrides,
         path_saturated=path_limit.limited_count(views) > 0,
         replicas=tuple(_replica(view, config, publisher, view.replica_id in replica_overrides) for view in views),
+        decisions={outcome: dict(counts) for outcome, counts in journal.counts.items()},
         config_loads=journal.reload_count,
     )
 
@@ -75,9 +76,6 @@ def _replica(
         path_saturated=path_limit.limits(view),
         ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,
         tpot_p90_ms=snapshot.tpot.p90_ms if snapshot.tpot.count else None,
-        slo_evaluated=snapshot.slo_evaluated,
-        within_slo=snapshot.within_slo,
-        path_misses=snapshot.path_misses,
         arrivals_per_s=None if rates is None else rates.arrivals_per_s,
         tokens_per_s=None if rates is None else rates.tokens_per_s,
     )

@@ -9,7 +9,7 @@ import secrets
 import time
 from typing import Any
 
-from controller.audit import BroadcastRecord, BroadcastStats
+from controller.audit import BroadcastRecord
 from controller.config import RENEW_S
 from controller.decide.loop import ControlLoop
 from controller.live.decision_log import DecisionLog
@@ -90,12 +90,7 @@ class Delivery:
 
     def status(self) -> dict[str, Any]:
         """Fields of a ``StatusReport``."""
-        times = self._ack_ms.summary(time.monotonic())
-        known = {"p50_ms": times.p50_ms, "p99_ms": times.p99_ms} if times.count else {}
-        return {
-            "broadcast": self._converged,
-            "broadcasts": BroadcastStats(count=times.count, **known),
-        }
+        return {"broadcast": self._converged, "broadcasts": self._ack_ms.summary(time.monotonic())}
 
     def close(self) -> None:
         """Answer every call that waits with nothing."""

@@ -1,6 +1,6 @@
 """The replica's end of the control plane: sends a snapshot every period, puts directives in force, watches the lease.
 
-Talks to the engine and to the controller through two small interfaces, so that it knows neither vLLM nor Ray.
+Talks to the engine and to the controller through functions that it is given, so that it knows neither vLLM nor Ray.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from controller.config import RENEW_S, REPORT_PERIOD_S, ControllerConfig
 from controller.messages import ReplicaSnapshot
@@ -34,20 +34,13 @@ WATCH_PERIOD_S = 0.25
 LATE = 2.0  # times RENEW_S: the controller has not answered the call for directives
 
 
-class ControllerLink(Protocol):
-    """The way to the controller."""
-
-    async def report(self, snapshot: dict[str, Any]) -> None:
-        """Send a snapshot. Raises when unreachable."""
-
-
 class ReplicaAgent:
     """Control-plane agent of one replica.
 
     Args:
         replica_id: the name of the replica in the controller's status.
         engine: calls a utility of the engine core by name.
-        controller: the way to the controller.
+        report: sends a snapshot to the controller; raises where that cannot be reached.
         call: waits for the controller's next directive; see ``StandingCall``.
         config: objectives, and the policy, from which follows what holds when the controller's lease runs out.
         admission: the replica's admission control, whose scale the controller sets; None: a replica without one.
@@ -60,7 +53,7 @@ class ReplicaAgent:
         self,
         replica_id: str,
         engine: EngineCall,
-        controller: ControllerLink,
+        report: Callable[[dict[str, Any]], Awaitable[None]],
         call: Call,
         config: ControllerConfig,
         admission: Admission | None = None,
@@ -73,7 +66,7 @@ class ReplicaAgent:
         self._id = replica_id
         self._incarnation = uuid.uuid4().hex
         self._engine = engine
-        self._controller = controller
+        self._send = report
         self._slo_ms = config.slo.ttft_ms, config.slo.tpot_ms
         self._admission = admission or Admission(None, sequences=1)
         self._slo_evaluated = 0
@@ -294,7 +287,7 @@ class ReplicaAgent:
             async with asyncio.timeout(
                 REPORT_TIMEOUT_S
             ):  # not wait_for: up to Python 3.11 that may swallow a cancellation
-                await self._controller.report(snapshot)
+                await self._send(snapshot)
         except Exception as error:
             if self._reachable:
                 log.warning("the controller is not reachable (%r); the directive holds until its lease ends", error)

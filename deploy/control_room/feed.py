@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from deploy.control_room.new_decisions import Ask, NewDecisions
 from deploy.control_room.samples import StatusHistory
-from deploy.metrics.new_decisions import Ask, NewDecisions
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ openmetrics.py          from families of samples to the text that is scraped; se
 bulk.py                 vLLM's statistics of every token, made cheap: a histogram takes its observations in bulk
 request_metrics.py      requests by what became of them, and their latencies from the arrival over HTTP
 replica_page.py         the page of one replica
-controller_families.py  the families of the controller, from its status and its decisions. Pure
-new_decisions.py        a controller's decisions, each once, for this page and the control room's stream
+controller_families.py  the families of the controller, from its status. Pure
 application_page.py     the page of the whole application: the controller's and every replica's
 """

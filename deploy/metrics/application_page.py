@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from prometheus_client.core import Metric
 
 from deploy.metrics import controller_families, openmetrics
-from deploy.metrics.new_decisions import Ask, NewDecisions
 from nestedfp.vllm_plugin.serving.engine_families import gauge
 
 log = logging.getLogger(__name__)
@@ -25,11 +24,9 @@ class ApplicationMetrics:
         ask: asks its controller.
     """
 
-    def __init__(self, application: str, ask: Ask) -> None:
+    def __init__(self, application: str, ask: Callable[[str], Awaitable[Any]]) -> None:
         self._application = application
         self._ask = ask
-        self._decisions = controller_families.DecisionCounts()
-        self._new_decisions = NewDecisions(ask)
         self._handle: Any = None
         self._making: asyncio.Task[str] | None = None
 
@@ -49,7 +46,6 @@ class ApplicationMetrics:
 
     def _families(self, status: dict[str, Any] | None, answered: int, silent: int) -> Iterator[Metric]:
         yield from controller_families.families(status)
-        yield self._decisions.family()
         yield gauge("nestedfp_replicas_scraped", "Replicas that are on this page", answered)
         yield gauge("nestedfp_replicas_silent", "Replicas that Serve runs and that did not answer in time", silent)
 
@@ -57,7 +53,6 @@ class ApplicationMetrics:
         try:
             async with asyncio.timeout(CONTROLLER_TIMEOUT_S):
                 status: dict[str, Any] = await self._ask("status")
-                self._decisions.add(await self._new_decisions.take())
                 return status
         except Exception as error:
             log.debug("the controller is not on the page: %r", error)

@@ -1,45 +1,13 @@
-"""The families of the controller, from its status and its decisions. Pure."""
+"""The families of the controller, from its status. Pure."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from controller.audit import DecisionOutcome, Rung
+from controller.audit import Rung
 from nestedfp.modes import DirectiveMode
 from nestedfp.vllm_plugin.serving.engine_families import by, gauge, states
-
-MOST_REASONS = (
-    64  # distinct ones; what comes beyond is "other": the number of series stays bounded whatever a policy says
-)
-OTHER = "other"
-
-
-class DecisionCounts:
-    """Counts the controller's decisions by what became of them and why."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str]] = Counter()
-        self._reasons: set[str] = set()
-
-    def add(self, decisions: Iterable[Mapping[str, Any]]) -> None:
-        """Count decisions that have not been counted."""
-        for decision in decisions:
-            reason = decision["reason"]
-            if reason not in self._reasons and len(self._reasons) >= MOST_REASONS:
-                reason = OTHER
-            self._reasons.add(reason)
-            self._counts[decision["outcome"], reason] += 1
-
-    def family(self) -> Metric:
-        """Return the counts."""
-        family = CounterMetricFamily("nestedfp_decisions", "The controller's decisions", labels=("outcome", "reason"))
-        for (outcome, reason), count in sorted(self._counts.items()):
-            family.add_metric((outcome, reason), count)
-        if not self._counts:
-            family.add_metric((DecisionOutcome.APPLIED, "none_yet"), 0)
-        return family
 
 
 def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
@@ -79,7 +47,7 @@ def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
         float(status["config_error"] is not None),
     )
     times = status["broadcasts"]
-    known = {name: times[f"{name}_ms"] / 1e3 for name in ("p50", "p99") if times[f"{name}_ms"] is not None}
+    known = {name: times[f"{name}_ms"] / 1e3 for name in ("p50", "p99") if times["count"]}
     yield by(
         GaugeMetricFamily,
         "nestedfp_controller_broadcast_seconds",
@@ -87,6 +55,11 @@ def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
         "percentile",
         known,
     )
+    decisions = CounterMetricFamily("nestedfp_decisions", "The controller's decisions", labels=("outcome", "reason"))
+    for outcome, reasons in status["decisions"].items():
+        for reason, count in reasons.items():
+            decisions.add_metric((outcome, reason), count)
+    yield decisions
     replicas = status["replicas"]
     yield by(
         GaugeMetricFamily,

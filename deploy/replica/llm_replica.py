@@ -126,7 +126,7 @@ class NestedFPServer:
         self._agent = ReplicaAgent(
             replica_id=name,
             engine=self.engine.call,
-            controller=link,
+            report=link.report,
             call=link.next_directive,
             config=ControllerConfig.model_validate(controller),
             admission=self._admission,

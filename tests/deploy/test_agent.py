@@ -83,7 +83,7 @@ def run(scenario, controller, admission=None, meter=None, engine=None, policy="d
     async def main(engine=engine):
         engine = engine or Engine()
         config = ControllerConfig.model_validate({"policy": {"name": policy}})
-        agent = ReplicaAgent("r0", engine, controller, controller.call, config, admission, meter, **ends)
+        agent = ReplicaAgent("r0", engine, controller.report, controller.call, config, admission, meter, **ends)
         await agent.start()
         try:
             return await scenario(agent, engine)

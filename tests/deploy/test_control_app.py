@@ -89,22 +89,6 @@ def test_an_order_for_a_time_that_is_none_is_refused_with_one_sentence(order, tt
     assert error["request_id"] == "mine"
 
 
-@pytest.mark.parametrize("ttl_s", ["604800", "0.001", "null"])
-def test_an_order_for_up_to_a_week_is_passed_on(order, ttl_s):
-    answer = order(f'{{"mode": "fp8", "ttl_s": {ttl_s}}}')
-    assert answer.status_code == 503, "it got as far as the controller"
-    assert answer.json()["error"]["request_id"] == "mine"
-
-
-@pytest.mark.parametrize(
-    ("scheme", "status"), [("bearer ", 503), ("BEARER ", 503), ("Bearer  ", 503), ("", 401), ("Basic ", 401)]
-)
-def test_the_case_of_the_scheme_before_the_key_says_nothing(order, scheme, status):
-    answer = order('{"mode": "fp8"}', scheme)
-    assert answer.status_code == status, "503: it got as far as the controller"
-    assert answer.json()["error"]["type"] == {401: "authentication_error", 503: "server_error"}[status]
-
-
 def test_of_two_applications_in_one_cluster_each_has_its_own_controller(monkeypatch):
     from ray.serve._private.common import DeploymentID
     from ray.serve._private.utils import get_deployment_actor_name

@@ -1,7 +1,6 @@
 """The service's configuration: every shipped file is valid, every fault is named with its key before anything starts."""
 
 import http.server
-import json
 import socket
 import sys
 import threading
@@ -78,13 +77,6 @@ def test_what_is_no_mapping_is_refused(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError):
-        load(path)
-
-
-def test_a_section_twice_is_refused(tmp_path):
-    path = write(tmp_path)
-    path.write_text("http: {port: 8001}\nhttp: {port: 8002}\n" + path.read_text())
-    with pytest.raises(ConfigError, match=r"expected YAML: line 2: .*'http' again.* line 1 already"):
         load(path)
 
 
@@ -223,15 +215,6 @@ def test_streams_get_as_long_to_end_in_as_is_configured(tmp_path):
     assert usual["graceful_shutdown_timeout_s"] == 20 + LAST_WORDS_S, "and some for those that did not to be told"
     longer = deployment_options(load(write(tmp_path, http={"drain_s": 300})))
     assert longer["graceful_shutdown_timeout_s"] == 300 + LAST_WORDS_S
-
-
-@pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
-def test_what_the_controller_is_started_with_is_json_because_serve_status_and_kuberay_are_told_it(tmp_path):
-    from deploy.app import deployment_options
-
-    path = write(tmp_path)
-    (actor,) = deployment_options(load(path), path)["deployment_actors"]
-    assert json.loads(json.dumps(actor.init_kwargs)) == actor.init_kwargs
 
 
 class _Page(http.server.BaseHTTPRequestHandler):

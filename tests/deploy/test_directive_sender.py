@@ -149,7 +149,7 @@ class Service:
             self.threads.append(threading.Thread(target=loop.run_forever, daemon=True))
             self.threads[-1].start()
         self.on("controller", control())
-        self.agent = ReplicaAgent("r0", core, self, self.call, config)
+        self.agent = ReplicaAgent("r0", core, self.report, self.call, config)
         self.on("replica", self.agent.start())
 
     def on(self, loop, coroutine):

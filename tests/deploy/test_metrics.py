@@ -1,7 +1,5 @@
 """Pages of metrics: what is on them, and that another parser reads them as OpenMetrics."""
 
-import asyncio
-
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -13,7 +11,6 @@ from deploy.access.admission import Admission, Asked, NoRoom
 from deploy.access.priority import Priority
 from deploy.front.context import PathMeter
 from deploy.metrics import controller_families, openmetrics
-from deploy.metrics.application_page import ApplicationMetrics
 from deploy.metrics.bulk import BulkHistogram, lean_statistics
 from deploy.metrics.replica_page import AgentReading, ReplicaMetrics
 from deploy.metrics.request_metrics import RequestMetrics, RequestOutcome
@@ -207,69 +204,15 @@ def status_of(config=None):
 
 
 def test_the_families_of_the_controller_follow_from_its_status():
-    status = status_of() | {"mode": "fp8", "epoch": 7, "rung": "shed"}
+    status = status_of() | {"mode": "fp8", "epoch": 7, "rung": "shed", "decisions": {"held": {"held_by_dwell": 3}}}
     text = openmetrics.render(controller_families.families(status), {"application": "a"})
     assert value(text, "nestedfp_controller_directive", mode="fp8", application="a") == 1
     assert value(text, "nestedfp_controller_rung", rung="shed", application="a") == 1
     assert value(text, "nestedfp_controller_replicas", state="known", application="a") == 0
     assert value(text, "nestedfp_controller_up", application="a") == 1
+    assert value(text, "nestedfp_decisions_total", outcome="held", reason="held_by_dwell", application="a") == 3
 
 
 def test_a_silent_controller_is_down_and_nothing_else_is_said_of_it():
     text = openmetrics.render(controller_families.families(None), {})
     assert samples(text) == {("nestedfp_controller_up", frozenset()): 0}
-
-
-def decision(number, reason="calm", outcome="applied", start=1):
-    """As the controller tells it: numbers count from 1 at each of its starts, times go on."""
-    now_s = 1000.0 * start + number
-    return {"decision_id": number, "now_s": now_s, "wall_s": now_s + 1e9, "reason": reason, "outcome": outcome}
-
-
-def test_decisions_are_counted_by_reason_and_the_number_of_reasons_is_bounded():
-    counts = controller_families.DecisionCounts()
-    counts.add([decision(n, f"reason_{n}") for n in range(1, 200)])
-    text = openmetrics.render([counts.family()], {})
-    assert len(samples(text)) == controller_families.MOST_REASONS + 1
-    assert (
-        value(text, "nestedfp_decisions_total", outcome="applied", reason="other")
-        == 199 - controller_families.MOST_REASONS
-    )
-
-
-class FakeController:
-    """Answers as the controller's actor does; ``decided`` are the decisions it has in memory."""
-
-    def __init__(self):
-        self.decided = []
-
-    async def ask(self, method, *args):
-        if method == "status":
-            return status_of()
-        return [each for each in self.decided if each["decision_id"] > args[0]]
-
-
-@pytest.mark.parametrize(
-    ("scraped", "counted"),
-    [
-        ([(1, 2), (1, 2), (1, 3)], [2, 2, 3]),
-        ([(1, 3), (2, 1), (2, 2)], [3, 4, 5]),  # the new one has not come so far yet,
-        ([(1, 3), (2, 3), (2, 4)], [3, 6, 7]),  # just as far,
-        ([(1, 3), (2, 5), (2, 5)], [3, 8, 8]),  # or farther
-        ([(1, 3), (2, 0), (2, 0), (2, 1), (2, 2)], [3, 3, 3, 4, 5]),
-        ([(1, 0), (1, 1)], [0, 1]),
-    ],
-)
-def test_decisions_are_counted_once_also_across_a_restart_of_the_controller(scraped, counted):
-    async def scrapes():
-        fake = FakeController()
-        metrics = ApplicationMetrics("a", fake.ask)
-        seen = []
-        for start, newest in scraped:
-            fake.decided = [decision(number, start=start) for number in range(1, newest + 1)]
-            await metrics._status()
-            found = samples(openmetrics.render([metrics._decisions.family()], {}))
-            seen.append(sum(found.values()))
-        return seen
-
-    assert asyncio.run(scrapes()) == counted
