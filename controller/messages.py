@@ -130,9 +130,8 @@ class ReplicaSnapshot(ReplicaState):
     incarnation: str  # changes when the engine restarts, so that totals may fall back to zero
     seq: Count  # grows by one with each snapshot of an incarnation
     ready_for_s: Seconds | None = None  # how long it has been ready; None: not reported
-    fault: Annotated[str, Field(max_length=256)] | None = (
-        None  # why it can take no request, though it did; None: it can
-    )
+    # Why it can take no request, though it did; None: it can.
+    fault: Annotated[str, Field(max_length=256)] | None = None
     rule: StepRule | None = None  # in force on this replica; None: not reported
     order: StandingOrder | None = None  # that this replica was last told of, less the time since; None: none
     order_for_all: StandingOrder | None = None  # likewise, beside an order of its own

@@ -68,47 +68,36 @@ class EngineSection(FrozenModel):
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     max_num_seqs: Annotated[int, Field(ge=1)] = 32
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048  # token budget of one step
-    admission_limit: Annotated[int, Field(ge=1)] | None = (
-        None  # sequences (prompts times n) in one replica at most; None: no limit, and 4 * max_num_seqs while load is shed
-    )
-    admission_tokens: Annotated[int, Field(ge=1)] | None = (
-        None  # prompts and expected answers in one replica at most; None: four times what the KV cache holds
-    )
-    queue_deadline_s: Annotated[float, Field(gt=0, le=3600)] | None = (
-        None  # from the arrival: what the engine will probably begin later is refused with 503; of requests that say nothing
-    )
+    # Sequences (prompts times n) in one replica at most; None: no limit, and 4 * max_num_seqs while load is shed.
+    admission_limit: Annotated[int, Field(ge=1)] | None = None
+    # Prompts and expected answers in one replica at most; None: four times what the KV cache holds.
+    admission_tokens: Annotated[int, Field(ge=1)] | None = None
+    # From the arrival: what the engine will probably begin later is refused with 503; of requests that say nothing.
+    queue_deadline_s: Annotated[float, Field(gt=0, le=3600)] | None = None
     enforce_eager: bool = False  # skip torch.compile (and CUDA graphs): starts faster, steps are slower
     enable_prefix_caching: bool = True
     quantize_activations: bool = False  # CPU only: FP8 steps round activations to E4M3 as a GPU does
-    kv_cache_bytes: Annotated[int, Field(ge=1 << 20)] | None = (
-        None  # required on a CPU; on a GPU None takes what is left
-    )
+    # Required on a CPU; on a GPU None takes what is left.
+    kv_cache_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    step_costs: Literal["auto", "measure", "off"] = (
-        "auto"  # time steps in both precisions at the start, so that the directive auto takes FP8 where it pays; auto: on a GPU
-    )
-    gemm_choice: Literal["measure", "model"] = (
-        "measure"  # on a GPU: kernel configs by what they take on this card, timed at the first start; or by the shipped model
-    )
+    # Time steps in both precisions at the start, so that the directive auto takes FP8 where it pays; auto: on a GPU.
+    step_costs: Literal["auto", "measure", "off"] = "auto"
+    # On a GPU: kernel configs by what they take on this card, timed at the first start; or by the shipped model.
+    gemm_choice: Literal["measure", "model"] = "measure"
     graph_tokens: Annotated[int, Field(ge=0)] = 2048  # on a GPU: CUDA graphs for steps of up to so many tokens
-    whole_graph_tokens: Annotated[int, Field(ge=0)] = (
-        512  # on a GPU: one CUDA graph, attention included, for steps with prompts of up to so many tokens
-    )
-    fused_quantiser: Literal["auto", "always", "never"] = (
-        "auto"  # norms and activations write what the linear layers read; auto: on Hopper; always: or refuse to start
-    )
+    # On a GPU: one CUDA graph, attention included, for steps with prompts of up to so many tokens.
+    whole_graph_tokens: Annotated[int, Field(ge=0)] = 512
+    # Norms and activations write what the linear layers read; auto: on Hopper; always: or refuse to start.
+    fused_quantiser: Literal["auto", "always", "never"] = "auto"
     experts: Literal["auto", "nested", "plain"] = "auto"  # of a mixture; auto: nested on a CPU, plain FP16 on a GPU
     mixed_steps: bool = True  # steps may hold exact and fast requests, where the engine can run such steps
-    fp8_layers: str | list[str] = (
-        ALL_LAYERS  # which layers fast steps compute in FP8: all, mlp (all but attention), or patterns of their names
-    )
-    grammar_cpu_s: Annotated[float, Field(gt=0, le=600)] = (
-        3.0  # processor time that compiling the grammar of one structured output may take; more is refused with 400
-    )
+    # Which layers fast steps compute in FP8: all, mlp (all but attention), or patterns of their names.
+    fp8_layers: str | list[str] = ALL_LAYERS
+    # Processor time that compiling the grammar of one structured output may take; more is refused with 400.
+    grammar_cpu_s: Annotated[float, Field(gt=0, le=600)] = 3.0
     fp16_reads_fp8_blocks: bool = False  # under fp16, reuse prefix-cache blocks that FP8 steps wrote, and disclose it
-    unsupported_gpu: Literal["refuse", "portable"] = (
-        "refuse"  # what to do on a GPU other than Hopper; portable: both precisions, through the portable kernels
-    )
+    # What to do on a GPU other than Hopper; portable: both precisions, through the portable kernels.
+    unsupported_gpu: Literal["refuse", "portable"] = "refuse"
     # Further arguments of vLLM's engine by their names, as vLLM spells them.
     extra: dict[str, Any] = Field(default_factory=dict)
     cpu_threads: Annotated[int, Field(ge=1)] | None = None  # per tensor-parallel rank; None: cores / (replicas * ranks)

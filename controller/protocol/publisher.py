@@ -65,9 +65,8 @@ class DirectivePublisher:
         self.epoch = epoch
         self.slo_ms: tuple[float, float] | None = None  # (ttft, tpot), told along with every directive
         self.fallback: Fallback | None = None  # likewise; None: the replica's own
-        self.goes_on = (
-            False  # a replica without a lease goes on as the directive has it, unless that is an operator's order
-        )
+        # A replica without a lease goes on as the directive has it, unless that is an operator's order.
+        self.goes_on = False
         self.stated = Stated()  # likewise
         self._peers: dict[str, _Peer] = {}
         self._lagging: set[str] = set()  # peers that have not acknowledged the present epoch

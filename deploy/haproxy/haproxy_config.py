@@ -18,9 +18,8 @@ from deploy.error_types import error_type
 from deploy.haproxy.route_rule import CONSTANTS
 from deploy.haproxy.targets import Backend, Targets, is_backup, name_of
 
-ELSEWHERE_STATUS = (
-    425  # a replica's word that another one should take the request; HAProxy tries that, no client sees it
-)
+# A replica's word that another one should take the request; HAProxy tries that, no client sees it.
+ELSEWHERE_STATUS = 425
 ATTEMPT_HEADER = "x-nestedfp-attempt"  # the same at every try of one request; a client's own is overwritten
 REQUEST_ID = "%[var(txn.request_id),json(ascii)]"  # as HAProxy writes it into a JSON string
 # The request headers that this service reads; every other one is removed. Ray Serve, vLLM and uvicorn read headers of their own

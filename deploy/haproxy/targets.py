@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-KEPT_S = (
-    900.0  # that the replicas of an application which Serve knows no more are kept for: it may be between two versions
-)
+# That the replicas of an application which Serve knows no more are kept for: it may be between two versions.
+KEPT_S = 900.0
 TEMPLATE_CHANGED = "Ray Serve's HAProxy configuration is not as expected"
 LEAVES = "This node is being drained."  # what Ray Serve has a node's HAProxy say that is about to go
 

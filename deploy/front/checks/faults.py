@@ -28,9 +28,8 @@ NAMES = {
 }
 NONE_LEFT = "max_tokens must be at least 1, got 0."  # vLLM, also where the prompt fills the whole context
 MOST_CHARACTERS = 600  # vLLM's sentence on the length of the context is a long one
-MOST_FAULTS = (
-    10_000  # that are looked at, in 0.1 s of the loop that writes all streams; a body of 8 MiB can have millions
-)
+# That are looked at, in 0.1 s of the loop that writes all streams; a body of 8 MiB can have millions.
+MOST_FAULTS = 10_000
 
 log = logging.getLogger(__name__)
 
