@@ -7,7 +7,6 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from controller.fleet.fleet import FORGET_AFTER_S
 from controller.policies import POLICIES, PolicyConfig
 from controller.policies.base import Observation
 from controller.policies.deadlines import Deadlines
@@ -19,35 +18,6 @@ from workload.slo import Slo
 REPORT_PERIOD_S = 0.1  # pause between a replica's snapshots
 STEP_PERIOD_S = 0.05  # longest pause between two decisions
 RENEW_S = 0.5  # after which a replica's call is answered though nothing is new
-
-
-class GuardConfig(FrozenModel):
-    """Bounds on how a policy may act.
-
-    Azure's bursts last 20 s at the median, so that FP8 is entered within seconds and then held for about as long.
-    """
-
-    dwell_fp16_s: Annotated[float, Field(ge=0)] = 2.0  # shortest stay in FP16, or in auto
-    dwell_fp8_s: Annotated[float, Field(ge=0)] = 20.0  # shortest stay in FP8
-    max_switches_per_minute: Annotated[int, Field(ge=1)] = 6
-    # Silence after which a snapshot is no evidence.
-    stale_after_s: Annotated[float, Field(ge=2 * REPORT_PERIOD_S, le=FORGET_AFTER_S)] = 1.0
-    # The same for the engine's statistics in it: a step may last.
-    stats_stale_after_s: Annotated[float, Field(gt=0)] = 5.0
-    no_progress_after_s: Annotated[float, Field(gt=0)] = 10.0  # an engine with work and no step for so long is stuck
-    quorum: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the replicas that must be ready and fresh
-    warm_up_s: Annotated[float, Field(ge=0)] = 2.0  # a replica that has been ready for less is no evidence
-
-
-PACE = ("dwell_fp16_s", "dwell_fp8_s", "max_switches_per_minute")
-
-
-def unread_guards(policy: str) -> tuple[str, ...]:
-    """Return the keys of ``GuardConfig`` that a policy goes by at no time."""
-    spec = POLICIES[policy]
-    if not spec.adaptive:
-        return (*PACE, "quorum")
-    return PACE if spec.keeps_own_pace else ()
 
 
 class LadderConfig(FrozenModel):
@@ -85,7 +55,6 @@ class ControllerConfig(FrozenModel):
     """All that the control loop needs to know. Every duration is in seconds."""
 
     policy: PolicyConfig = Deadlines()
-    guards: GuardConfig = GuardConfig()
     ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
     slo: Slo = Slo()
     lease_s: Annotated[float, Field(ge=2 * RENEW_S, le=3600)] = 2.0  # each answer to a replica's call renews it
@@ -97,15 +66,6 @@ class ControllerConfig(FrozenModel):
             raise ValueError(
                 f"ladder.exact_share is of the policy exact_first, which has exact replicas; got {self.policy.name}; remove it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _guards_have_a_policy_to_guard(self) -> Self:
-        for key in unread_guards(self.policy.name):
-            if (given := getattr(self.guards, key)) != GuardConfig.model_fields[key].default:
-                raise ValueError(
-                    f"guards.{key}: the policy {self.policy.name} does not go by it; got {given:g}; remove it"
-                )
         return self
 
     @property

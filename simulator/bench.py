@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from controller.config import ControllerConfig, explain, unread_guards
+from controller.config import ControllerConfig, explain
 from controller.policies import POLICIES
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.scenario import Scenario
@@ -53,13 +53,9 @@ def make_config(section: Mapping[str, Any], policy: str) -> ControllerConfig:
     if policy not in POLICIES:
         raise SimulationError(f"--policy: expected one of {', '.join(POLICIES)}, got {policy!r}")
     given = section.get("policy")
-    same = isinstance(given, Mapping) and given.get("name") == policy
-    parameters = given if same else {"name": policy}
-    guards = section.get("guards", {})
-    if not same and isinstance(guards, Mapping):  # those of the section's own policy alone stay with it
-        guards = {key: value for key, value in guards.items() if key not in unread_guards(policy)}
+    parameters = dict(given) if isinstance(given, Mapping) and given.get("name") == policy else {"name": policy}
     try:
-        return ControllerConfig.model_validate({**section, "policy": parameters, "guards": guards})
+        return ControllerConfig.model_validate({**section, "policy": parameters})
     except ValidationError as error:
         raise SimulationError(f"the controller's configuration is wrong:\n{explain(error)}") from error
 

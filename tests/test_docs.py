@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from controller.config import ControllerConfig, GuardConfig, LadderConfig
+from controller.config import ControllerConfig, LadderConfig
 from controller.policies import POLICIES
 from deploy.config import DeployConfig, EngineSection, HttpSection, ModelSection
 from docs.draw import __main__ as draw
@@ -135,8 +135,7 @@ def test_every_option_and_target_that_a_manual_gives_to_a_command_of_ours_is_the
 def test_the_controllers_sections_of_the_manual_have_every_key_with_its_default() -> None:
     text = (ROOT / "docs" / "policies.md").read_text()
     shown = [
-        yaml.safe_load(block)
-        for block in re.findall(r"^    (?:policy|guards|ladder):\n(?: {5,}.*\n)+", text, re.MULTILINE)
+        yaml.safe_load(block) for block in re.findall(r"^    (?:policy|ladder):\n(?: {5,}.*\n)+", text, re.MULTILINE)
     ]
     policies = [block["policy"] for block in shown if "policy" in block]
     assert {policy["name"] for policy in policies} == set(POLICIES) - {"static_fp16", "static_fp8"}
@@ -146,7 +145,6 @@ def test_the_controllers_sections_of_the_manual_have_every_key_with_its_default(
         assert ControllerConfig.model_validate({"policy": policy}).policy == default
     others = {name: section for block in shown for name, section in block.items() if name != "policy"}
     assert {name: set(section) for name, section in others.items()} == {
-        "guards": set(GuardConfig.model_fields),
         "ladder": set(LadderConfig.model_fields),
     }
     assert ControllerConfig.model_validate(others) == ControllerConfig()

@@ -26,8 +26,14 @@ from nestedfp.vllm_plugin.directives.directive_receiver import OPEN, open_line
 
 RESULT = Path(__file__).parents[1] / "results" / "directive-fleet.csv"
 CONFIG = {
-    "policy": {"name": "threshold", "leave_after_s": 0, "tolerated_share": 0},
-    "guards": {"dwell_fp16_s": 0, "dwell_fp8_s": 0, "max_switches_per_minute": 10**6, "warm_up_s": 0},
+    "policy": {
+        "name": "threshold",
+        "leave_after_s": 0,
+        "tolerated_share": 0,
+        "dwell_fp16_s": 0,
+        "dwell_fp8_s": 0,
+        "max_switches_per_minute": 10**6,
+    },
 }
 FULL_TOKENS = 100_000  # in the queue of the first replica while all are to run FP8
 LIMIT_S = 30.0
@@ -93,6 +99,7 @@ class CountingReplica:
             return open_line(self._take, arguments[0])
         mode, tokens = self._directive["mode"], self._waiting_tokens
         counts = {"waiting": int(tokens > 0), "waiting_tokens": tokens, "running": 1}
+        counts["steps_fp16"] = int(1e3 * time.monotonic())  # an engine of a few steps alone is cold
         return (
             IDLE
             | counts

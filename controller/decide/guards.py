@@ -5,19 +5,23 @@ Missing data argues against a change (as in Kubernetes' horizontal autoscaler): 
 when the policy wants FP8, and to be loaded when it wants to leave it.
 
 A policy that keeps its own pace (``PolicySpec``) knows dwell times and switches itself: only the quorum holds it back, and silent
-replicas keep what they do.
+replicas keep what they do. Any other has them among its parameters (``Paced``).
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from controller.config import GuardConfig
 from controller.fleet.view import Replicas, ReplicaView, ids_of
-from controller.policies.base import Decision, Observation, PolicySpec
+from controller.policies.base import Decision, Observation, Paced, PolicySpec
 from nestedfp.modes import DirectiveMode
 from workload.frozen import FrozenModel
 
 MINUTE_S = 60.0
+STALE_AFTER_S = 1.0  # silence after which a snapshot is no evidence
+STATS_STALE_AFTER_S = 5.0  # the same for the engine's statistics in it: a step may last
+NO_PROGRESS_AFTER_S = 10.0  # an engine with work and no step for so long is stuck
+QUORUM = 0.5  # share of the replicas that must be ready and fresh
+WARM_UP_S = 2.0  # a replica that has been ready for less is no evidence
 ENGINE_STUCK = "engine_stuck"  # reason, where nothing is done and an engine does not answer or does not go forward
 
 
@@ -39,48 +43,42 @@ class GuardedDecision:
     held: str | None = None  # the guard that holds; None: none does
 
 
-def warmed_up(replicas: Replicas, warm_up_s: float = 0.0) -> Replicas:
-    """The replicas that serve, and have for a while: what is measured before would look like an overload.
-
-    With a ``warm_up_s`` above 0 those are left out, too, that compute their first requests, whenever these come.
-    """
-    return tuple(
-        [
-            replica
-            for replica in replicas
-            if (snapshot := replica.snapshot).ready
-            and (snapshot.ready_for_s is None or snapshot.ready_for_s >= warm_up_s)
-            and not (replica.cold and warm_up_s > 0)
-        ]
-    )
+def serving(replicas: Replicas) -> Replicas:
+    """The replicas that serve."""
+    return tuple([replica for replica in replicas if replica.snapshot.ready])
 
 
-def fresh(replicas: Replicas, stale_after_s: float) -> Replicas:
+def warmed_up(replicas: Replicas) -> Replicas:
+    """The replicas that have served for a while, and computed some requests: before that a sound one looks overloaded."""
+    ready_for_s = [(replica, replica.snapshot.ready_for_s) for replica in serving(replicas) if not replica.cold]
+    return tuple([replica for replica, ready_s in ready_for_s if ready_s is None or ready_s >= WARM_UP_S])
+
+
+def fresh(replicas: Replicas) -> Replicas:
     """The replicas heard of lately."""
-    return tuple([replica for replica in replicas if replica.age_s <= stale_after_s])
+    return tuple([replica for replica in replicas if replica.age_s <= STALE_AFTER_S])
 
 
-def engine_fault(view: ReplicaView, config: GuardConfig) -> str | None:
+def engine_fault(view: ReplicaView) -> str | None:
     """Why nothing is known of this replica's engine though its process reports; None: it answers and goes forward."""
     snapshot = view.snapshot
-    if snapshot.stats_age_s > config.stats_stale_after_s:
+    if snapshot.stats_age_s > STATS_STALE_AFTER_S:
         return f"its engine has not answered for {snapshot.stats_age_s:.1f} s"
-    if (snapshot.progress_age_s or 0.0) > config.no_progress_after_s:
+    if (snapshot.progress_age_s or 0.0) > NO_PROGRESS_AFTER_S:
         return f"its engine has had work and made no step for {snapshot.progress_age_s:.1f} s"
     return None
 
 
-def usable(replicas: Replicas, config: GuardConfig) -> Replicas:
+def usable(replicas: Replicas) -> Replicas:
     """The replicas that are evidence: heard of lately, with an engine that answers and goes forward."""
-    heard = fresh(replicas, config.stale_after_s)
-    return tuple([replica for replica in heard if engine_fault(replica, config) is None])
+    return tuple([replica for replica in fresh(replicas) if engine_fault(replica) is None])
 
 
-def hold_for_quorum(fresh_count: int, ready_count: int, quorum: float) -> str | None:
+def hold_for_quorum(fresh_count: int, ready_count: int) -> str | None:
     """Hold when too few of the ready replicas are fresh to judge the cluster."""
     if ready_count == 0:
         return "held_no_ready_replicas"
-    return "held_by_quorum" if fresh_count == 0 or fresh_count < quorum * ready_count else None
+    return "held_by_quorum" if fresh_count == 0 or fresh_count < QUORUM * ready_count else None
 
 
 def hold_for_stale(current: DirectiveMode, wanted: DirectiveMode, stale_count: int) -> str | None:
@@ -89,17 +87,17 @@ def hold_for_stale(current: DirectiveMode, wanted: DirectiveMode, stale_count: i
     return "held_by_stale_replica" if leaving and stale_count > 0 else None
 
 
-def hold_for_dwell(now_s: float, current: DirectiveMode, state: GuardState, config: GuardConfig) -> str | None:
+def hold_for_dwell(now_s: float, current: DirectiveMode, state: GuardState, pace: Paced) -> str | None:
     """Hold until the present mode has had its shortest stay."""
-    dwell_s = config.dwell_fp8_s if current is DirectiveMode.FP8 else config.dwell_fp16_s
+    dwell_s = pace.dwell_fp8_s if current is DirectiveMode.FP8 else pace.dwell_fp16_s
     if state.changed_at_s is None or now_s - state.changed_at_s >= dwell_s:
         return None
     return "held_by_dwell"
 
 
-def hold_for_flip_rate(now_s: float, state: GuardState, config: GuardConfig) -> str | None:
+def hold_for_flip_rate(now_s: float, state: GuardState, pace: Paced) -> str | None:
     """Hold when the last minute has seen as many switches as allowed."""
-    most, times_s = config.max_switches_per_minute, state.switches_at_s
+    most, times_s = pace.max_switches_per_minute, state.switches_at_s
     if len(times_s) < most:
         return None
     return "held_by_flip_rate" if sum(now_s - at_s < MINUTE_S for at_s in times_s) >= most else None
@@ -116,7 +114,6 @@ def guarded_decide(
     observation: Observation,
     policy_state: Any,
     policy_config: FrozenModel,
-    guards: GuardConfig,
     guard_state: GuardState,
 ) -> GuardedDecision:
     """Ask the policy and apply every guard: first quorum; then the policy; and for a proposal to change, the rest."""
@@ -124,11 +121,11 @@ def guarded_decide(
         proposal, policy_state = spec.decide(observation, policy_state, policy_config)
         return GuardedDecision(proposal, policy_state, proposal.mode)
     now_s, current = observation.now_s, observation.current
-    ready = warmed_up(observation.replicas, guards.warm_up_s)
-    heard = fresh(ready, guards.stale_after_s)
-    evidence = usable(heard, guards)
-    if (hold := hold_for_quorum(len(evidence), len(ready), guards.quorum)) is not None:
-        if not len(ready) and len(warmed_up(observation.replicas)):
+    ready = warmed_up(observation.replicas)
+    heard = fresh(ready)
+    evidence = usable(heard)
+    if (hold := hold_for_quorum(len(evidence), len(ready))) is not None:
+        if not len(ready) and len(serving(observation.replicas)):
             hold = "held_by_warm_up"
         return GuardedDecision(stay(observation, hold), policy_state, None, hold)
     proposal, policy_state = spec.decide(replace(observation, replicas=evidence), policy_state, policy_config)
@@ -141,10 +138,11 @@ def guarded_decide(
         return GuardedDecision(proposal, policy_state, proposal.mode)
     if proposal.mode is current:
         return GuardedDecision(proposal, policy_state, current)
+    assert isinstance(policy_config, Paced), "a policy that keeps no pace of its own has one among its parameters"
     hold = (
         hold_for_stale(current, proposal.mode, len(ready) - len(evidence))
-        or hold_for_dwell(now_s, current, guard_state, guards)
-        or hold_for_flip_rate(now_s, guard_state, guards)
+        or hold_for_dwell(now_s, current, guard_state, policy_config)
+        or hold_for_flip_rate(now_s, guard_state, policy_config)
     )
     decision = proposal if hold is None else replace(stay(observation, hold), inputs=proposal.inputs)
     return GuardedDecision(decision, policy_state, proposal.mode, hold)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from controller.audit import DecisionRecord, Rung, StatusReport
 from controller.config import STEP_PERIOD_S, ControllerConfig
 from controller.decide import overload
-from controller.decide.guards import warmed_up
+from controller.decide.guards import serving
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
 from controller.decide.overrides import Overrides
@@ -189,7 +189,7 @@ class ControlLoop:
         same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
         reason = climbed if climbed is not None and same_modes else plan.decision.reason
         self._put_in_force(now_s, decided, reason, adopting=not stepping)
-        ready = len(warmed_up(views))
+        ready = len(serving(views))
         self._publisher.state(Stated(self._ladder.desired_replicas, ready, *self._overrides.reported(now_s)))
         return plan, climbed
 

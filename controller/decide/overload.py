@@ -349,7 +349,7 @@ def measure(
     now_s: float, views: Replicas, current: Content, config: ControllerConfig, offered_over_admitted: float
 ) -> Strain:
     """The strain on the replicas that serve and have been heard of lately, under the modes of ``current``."""
-    warm = usable(warmed_up(views, config.guards.warm_up_s), config.guards)
+    warm = usable(warmed_up(views))
     seen = [view for view in warm if (order := view.snapshot.order) is None or order.mode is not DirectiveMode.FP16]
     slo_s = config.slo.ttft_ms / 1e3
     waits_s = [view.snapshot.oldest_wait_s for view in seen]

@@ -53,9 +53,7 @@ class Planner:
         """Return what the policy wants, as far as its guards let it."""
         config = self._config
         observation = Observation(now_s, views, current.mode, config.slo, current.exceptions)
-        guarded = guards.guarded_decide(
-            self.spec, observation, self._policy_state, config.policy, config.guards, self._guard_state
-        )
+        guarded = guards.guarded_decide(self.spec, observation, self._policy_state, config.policy, self._guard_state)
         self._policy_state = guarded.policy_state
         decision = guarded.decision
         if guarded.held is not None:

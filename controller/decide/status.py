@@ -2,7 +2,7 @@
 
 from controller.audit import ReplicaStatus, Rung, StatusReport
 from controller.config import ControllerConfig
-from controller.decide.guards import engine_fault
+from controller.decide.guards import STALE_AFTER_S, engine_fault
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import LadderState
 from controller.decide.overrides import Overrides
@@ -49,18 +49,16 @@ def status_report(
         override=override,
         replica_overrides=replica_overrides,
         path_saturated=path_limit.limited_count(views) > 0,
-        replicas=tuple(_replica(view, config, publisher, view.replica_id in replica_overrides) for view in views),
+        replicas=tuple(_replica(view, publisher, view.replica_id in replica_overrides) for view in views),
         decisions={outcome: dict(counts) for outcome, counts in journal.counts.items()},
         config_loads=journal.reload_count,
     )
 
 
-def _replica(
-    view: ReplicaView, config: ControllerConfig, publisher: DirectivePublisher, overridden: bool
-) -> ReplicaStatus:
+def _replica(view: ReplicaView, publisher: DirectivePublisher, overridden: bool) -> ReplicaStatus:
     snapshot, rates = view.snapshot, view.rates
     heard = publisher.last_heard(snapshot.replica_id)
-    stuck = engine_fault(view, config.guards)
+    stuck = engine_fault(view)
     shared = {name: getattr(snapshot, name) for name in ReplicaState.model_fields}
     if heard is not None:
         shared["epoch"], shared["directive"] = heard
@@ -70,7 +68,7 @@ def _replica(
         directed=publisher.content.mode_for(snapshot.replica_id),
         overridden=overridden,
         acked=publisher.acked(snapshot.replica_id),
-        stale=view.age_s > config.guards.stale_after_s or stuck is not None,
+        stale=view.age_s > STALE_AFTER_S or stuck is not None,
         fault=snapshot.fault or stuck,
         age_s=view.age_s,
         path_saturated=path_limit.limits(view),

@@ -6,7 +6,9 @@ controller's clock; everything else has its unit in its name.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import Field
 
 from controller.fleet.view import Replicas
 from nestedfp.modes import DirectiveMode
@@ -47,6 +49,17 @@ class Decision:
     def mode_of(self, replica_id: str) -> DirectiveMode:
         """What one replica is to do."""
         return self.exceptions.get(replica_id, self.mode)
+
+
+class Paced(FrozenModel):
+    """Parameters of a policy that does not keep its own pace: how fast its changes of the directive may follow each other.
+
+    Azure's bursts last 20 s at the median, so that FP8 is entered within seconds and then held for about as long.
+    """
+
+    dwell_fp16_s: Annotated[float, Field(ge=0)] = 2.0  # shortest stay in FP16, or in auto
+    dwell_fp8_s: Annotated[float, Field(ge=0)] = 20.0  # shortest stay in FP8
+    max_switches_per_minute: Annotated[int, Field(ge=1)] = 6
 
 
 ConfigT = TypeVar("ConfigT", bound=FrozenModel)

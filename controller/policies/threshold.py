@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from controller.fleet import path_limit
 from controller.fleet.view import ReplicaView
 from controller.messages import LatencyWindow
-from controller.policies.base import Decision, Observation, PolicySpec
+from controller.policies.base import Decision, Observation, Paced, PolicySpec
 from nestedfp.modes import DirectiveMode
 from workload.frozen import FrozenModel
 from workload.slo import Slo
@@ -45,7 +45,7 @@ class Hysteresis(FrozenModel):
         return self
 
 
-class Threshold(FrozenModel):
+class Threshold(Paced):
     """Thresholds of the policy ``threshold``; null switches a signal off.
 
     TPOT leaves at half of where it enters because FP8 steps are up to twice as fast: a higher ``leave`` would be met by the
@@ -57,7 +57,7 @@ class Threshold(FrozenModel):
     waiting_tokens: Hysteresis | None = Hysteresis(enter=8192, leave=1024)
     ttft_ratio: Hysteresis | None = Hysteresis(enter=0.9, leave=0.45)
     tpot_ratio: Hysteresis | None = Hysteresis(enter=0.9, leave=0.45)
-    leave_after_s: Annotated[float, Field(ge=0)] = 2.0  # the guards' dwell holds besides
+    leave_after_s: Annotated[float, Field(ge=0)] = 2.0  # the dwell times hold besides
     tolerated_share: Annotated[float, Field(ge=0, lt=1)] = 0.05  # of the replicas, whose troubles count for nothing
 
     @model_validator(mode="after")

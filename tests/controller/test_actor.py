@@ -11,7 +11,8 @@ import pytest
 from controller_builders import make_snapshot
 
 from controller.config import ControllerConfig
-from controller.decide import loop
+from controller.decide import guards, loop
+from controller.fleet import fleet
 from controller.live.actor import ControllerActor
 from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower
@@ -20,8 +21,13 @@ from nestedfp.modes import DirectiveMode
 FAST = {
     "lease_s": 30.0,  # no pause of this process ends one
     "policy": {"name": "threshold"},
-    "guards": {"warm_up_s": 0},  # the first snapshot counts
 }
+
+
+@pytest.fixture(autouse=True)
+def the_first_snapshot_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "WARM_UP_S", 0.0)
+    monkeypatch.setattr(fleet, "WARM_STEPS", 0)
 
 
 class Replicas:
@@ -343,4 +349,4 @@ def test_a_snapshot_brings_the_next_decision_before_its_time(monkeypatch: pytest
         await replicas.report(actor, waiting=10, waiting_tokens=100_000)
         await until(lambda: replicas.modes() == {"fp8"})
 
-    drive(test, config={**FAST, "guards": {"warm_up_s": 0, "dwell_fp16_s": 0}})
+    drive(test, config={**FAST, "policy": {"name": "threshold", "dwell_fp16_s": 0}})

@@ -63,7 +63,7 @@ def test_every_policy_can_be_named_and_is_the_one_its_config_says(name: str) -> 
     ("data", "line"),
     [
         ({"polcy": {}}, r"polcy: unknown key"),
-        ({"guards": {"dwel_s": 3}}, r"guards\.dwel_s: unknown key"),
+        ({"ladder": {"shedd": True}}, r"ladder\.shedd: unknown key"),
         (policy("threshold", wait_ratio={**BAND, "leaf": 1}), r"policy\.wait_ratio\.leaf: unknown key"),
         (policy("treshold"), r"policy\.name: expected one of exact_first.*threshold.*, got 'treshold'"),
         ({"policy": {}}, r"policy\.name: expected one of"),
@@ -77,16 +77,10 @@ def test_every_policy_can_be_named_and_is_the_one_its_config_says(name: str) -> 
         ({"slo": {"tpot_ms": float("nan")}}, r"slo\.tpot_ms: .* got nan"),
         ({"ladder": {"scale": True}}, r"ladder: expected max_replicas >= min_replicas with scale: true"),
         ({"ladder": {"shed_factor": 1}}, r"ladder\.shed_factor: "),
-        ({"guards": {"max_switches_per_minute": 0}}, r"guards\.max_switches_per_minute: "),
-        (
-            {"guards": {"dwell_fp8_s": 30}},
-            r"guards\.dwell_fp8_s: the policy deadlines does not go by it; got 30; remove it",
-        ),
-        ({"guards": {"quorum": 1}}, r"guards\.quorum: the policy deadlines does not go by it"),
-        (
-            {**policy("exact_first"), "guards": {"dwell_fp16_s": 9}},
-            r"guards\.dwell_fp16_s: the policy exact_first does not",
-        ),
+        (policy("threshold", max_switches_per_minute=0), r"policy\.max_switches_per_minute: "),
+        (policy("deadlines", dwell_fp8_s=30), r"policy\.dwell_fp8_s: unknown key"),
+        (policy("exact_first", max_switches_per_minute=3), r"policy\.max_switches_per_minute: unknown key"),
+        ({"guards": {"quorum": 1}}, r"guards: unknown key"),
         (policy("deadlines", rows_ttft_fraction=0.5), r"policy\.rows_ttft_fraction: unknown key"),
     ],
     ids=lambda value: "" if isinstance(value, dict) else value[:30],
@@ -105,8 +99,8 @@ def test_a_value_that_is_a_whole_file_is_shortened() -> None:
 
 
 def test_two_faults_give_two_lines_under_the_prefix_of_the_file() -> None:
-    lines = explain_fault({"lease": 1, "guards": {"quorum": 2}}, "controller.").splitlines()
-    assert [line.split(":")[0] for line in lines] == ["controller.guards.quorum", "controller.lease"]
+    lines = explain_fault({"lease": 1, "ladder": {"shed_factor": 2}}, "controller.").splitlines()
+    assert [line.split(":")[0] for line in lines] == ["controller.ladder.shed_factor", "controller.lease"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from controller_builders import make_view
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.config import GuardConfig
 from controller.decide.guards import GuardedDecision, GuardState, guarded_decide, switched
 from controller.fleet.view import ReplicaView
 from controller.policies import POLICIES
@@ -24,17 +23,16 @@ def judge(
     current: DirectiveMode = FP16,
     now_s: float = 100.0,
     policy: str = "threshold",
-    guards: GuardConfig | None = None,
     state: GuardState | None = None,
+    **pace: float,
 ) -> GuardedDecision:
     spec = POLICIES[policy]
-    config = spec.config(**({"leave_after_s": 0} if policy == "threshold" else {}))
+    config = spec.config(**({"leave_after_s": 0, **pace} if policy == "threshold" else {}))
     return guarded_decide(
         spec,
         Observation(now_s=now_s, replicas=replicas, current=current),
         spec.start(config)[1],
         config,
-        guards or GuardConfig(),
         state or GuardState(),
     )
 
@@ -79,13 +77,13 @@ def test_guards_round_a_policy(
 
 @given(st.lists(st.tuples(st.floats(0.01, 5), st.booleans()), max_size=200))
 def test_no_load_makes_the_mode_change_faster_than_the_guards_allow(steps: list[tuple[float, bool]]) -> None:
-    config = GuardConfig(dwell_fp16_s=2.0, dwell_fp8_s=5.0, max_switches_per_minute=4)
+    pace = {"dwell_fp16_s": 2.0, "dwell_fp8_s": 5.0, "max_switches_per_minute": 4}
     now_s, current, state = 0.0, FP16, GuardState()
     changes: list[tuple[float, DirectiveMode]] = []
     for pause_s, hot in steps:
         now_s += pause_s
         view = make_view(**(HOT if hot else {}))
-        guarded = judge(view, current=current, now_s=now_s, guards=config, state=state)
+        guarded = judge(view, current=current, now_s=now_s, state=state, **pace)
         if guarded.decision.mode is not current:
             changes.append((now_s, guarded.decision.mode))
             current, state = guarded.decision.mode, switched(now_s, state)

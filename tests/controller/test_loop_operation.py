@@ -7,6 +7,7 @@ import pytest
 from control_cluster import HOT, Cluster, make_config, make_loop
 
 from controller.audit import DecisionOutcome, Rung
+from controller.config import ControllerConfig
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
@@ -82,7 +83,8 @@ def test_a_reload_that_changes_no_content_keeps_the_epoch() -> None:
 
 def test_a_reload_is_no_way_round_the_dwell_and_keeps_an_override() -> None:
     cluster = Cluster(make_loop()).run(2).run(1, **HOT)
-    cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config(guards={"dwell_fp8_s": 19})))
+    other = ControllerConfig.model_validate({"policy": {"name": "threshold", "dwell_fp8_s": 19}})
+    cluster.carry_out(cluster.loop.reload(cluster.now_s, other))
     cluster.run(5)
     assert (cluster.modes, cluster.status.last_reason) == ({FP8}, "held_by_dwell")
     cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))

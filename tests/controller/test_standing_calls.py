@@ -10,7 +10,7 @@ from controller_builders import make_snapshot
 from controller.live import delivery
 from controller.live.actor import ControllerActor
 
-CONFIG = {"lease_s": 60.0, "guards": {"warm_up_s": 0}, "policy": {"name": "static_fp16"}}
+CONFIG = {"lease_s": 60.0, "policy": {"name": "static_fp16"}}
 
 
 @pytest.fixture(autouse=True)

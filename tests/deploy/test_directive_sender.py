@@ -181,7 +181,7 @@ def service(fresh, monkeypatch):
     # A thread that computes hands the interpreter on every 5 ms, and the way of an acknowledgement takes many such turns. This
     # is over well before the replica's event loop goes on.
     monkeypatch.setattr("controller.live.actor.OVERRIDE_WAIT_S", LIMIT_S / 2)
-    service = Service(fresh, ControllerConfig.model_validate({"lease_s": 60.0, "guards": {"warm_up_s": 0}}))
+    service = Service(fresh, ControllerConfig.model_validate({"lease_s": 60.0}))
     until(lambda: "r0" in service.actor._delivery._waiting)
     yield service
     service.close()

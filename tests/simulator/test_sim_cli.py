@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from sim_builders import FP8, FP16, exit_status, make_arrivals
 
-from controller.config import GuardConfig
 from simulator import run
 from simulator.bench import Load, make_config, make_requests
 from simulator.cluster.scenario import Scenario
@@ -52,10 +51,7 @@ def test_another_policy_than_the_configurations_has_its_own_parameters():
     section = {"policy": {"name": "threshold", "leave_after_s": 9}, "slo": {"ttft_ms": 70}}
     config = make_config(section, "threshold")
     assert (config.policy.model_dump()["leave_after_s"], config.slo.ttft_ms) == (9, 70)
-    section["guards"] = {"dwell_fp8_s": 9, "stale_after_s": 2}
-    assert make_config(section, "threshold").guards.dwell_fp8_s == 9
-    other = make_config(section, "static_fp16")
-    assert (other.policy.name, other.guards) == ("static_fp16", GuardConfig(stale_after_s=2))
+    assert make_config(section, "static_fp16").policy.name == "static_fp16"
     with pytest.raises(SimulationError, match=r"policy\.leave_aftr_s: unknown key"):
         make_config({"policy": {"name": "threshold", "leave_aftr_s": 9}}, "threshold")
 

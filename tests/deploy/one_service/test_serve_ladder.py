@@ -18,8 +18,14 @@ CLIENTS = 12
 # No queue may last: on two cores two sequences a replica and objectives of a few milliseconds make one at once.
 CONTROLLER: dict[str, Any] = {
     "slo": {"ttft_ms": 20, "tpot_ms": 20},
-    "guards": {"dwell_fp16_s": 0.5, "dwell_fp8_s": 2, "max_switches_per_minute": 60},
-    "policy": {"name": "threshold", "wait_ratio": {"enter": 1.0, "leave": 0.5}, "leave_after_s": 0},
+    "policy": {
+        "name": "threshold",
+        "wait_ratio": {"enter": 1.0, "leave": 0.5},
+        "leave_after_s": 0,
+        "dwell_fp16_s": 0.5,
+        "dwell_fp8_s": 2,
+        "max_switches_per_minute": 60,
+    },
 }
 LADDER: dict[str, Any] = {
     **CONTROLLER,
