@@ -13,6 +13,7 @@ from typing import Any
 
 from controller.fleet.view import Replicas, ReplicaView, ids_of
 from controller.policies.base import Decision, Observation, Paced, PolicySpec
+from controller.protocol import NO_RULE, Content
 from nestedfp.modes import DirectiveMode
 from workload.frozen import FrozenModel
 
@@ -34,13 +35,21 @@ class GuardState:
 
 
 @dataclass(frozen=True, slots=True)
-class GuardedDecision:
-    """What the guards make of a policy's proposal."""
+class Plan:
+    """What is wanted in force, and why."""
 
-    decision: Decision  # what to do: what is in force where a guard holds
-    policy_state: Any
-    wanted: DirectiveMode | None  # the policy's proposal for most replicas; None: it was not asked
+    decision: Decision  # what is in force where a guard holds
+    wanted: DirectiveMode | None = None  # the policy's proposal for most replicas; None: it was not asked
     held: str | None = None  # the guard that holds; None: none does
+    policy_state: Any = None
+
+    def content(self, admission_scale: float) -> Content:
+        """As a directive says it: a rule that no replica follows, and an exception that is none, must not raise the epoch."""
+        decision, auto = self.decision, DirectiveMode.AUTO
+        exceptions = {name: mode for name, mode in decision.exceptions.items() if mode is not decision.mode}
+        follows = decision.mode is auto or auto in exceptions.values()
+        follows = follows or (decision.mode is DirectiveMode.FP16 and decision.rule.exact_step_s is not None)
+        return Content(decision.mode, decision.rule if follows else NO_RULE, exceptions, admission_scale)
 
 
 def serving(replicas: Replicas) -> Replicas:
@@ -115,11 +124,11 @@ def guarded_decide(
     policy_state: Any,
     policy_config: FrozenModel,
     guard_state: GuardState,
-) -> GuardedDecision:
+) -> Plan:
     """Ask the policy and apply every guard: first quorum; then the policy; and for a proposal to change, the rest."""
     if not spec.adaptive:
         proposal, policy_state = spec.decide(observation, policy_state, policy_config)
-        return GuardedDecision(proposal, policy_state, proposal.mode)
+        return Plan(proposal, proposal.mode, None, policy_state)
     now_s, current = observation.now_s, observation.current
     ready = warmed_up(observation.replicas)
     heard = fresh(ready)
@@ -127,7 +136,7 @@ def guarded_decide(
     if (hold := hold_for_quorum(len(evidence), len(ready))) is not None:
         if not len(ready) and len(serving(observation.replicas)):
             hold = "held_by_warm_up"
-        return GuardedDecision(stay(observation, hold), policy_state, None, hold)
+        return Plan(stay(observation, hold), None, hold, policy_state)
     proposal, policy_state = spec.decide(replace(observation, replicas=evidence), policy_state, policy_config)
     if len(evidence) < len(heard) and proposal.mode is current and current is not DirectiveMode.FP8:
         proposal = replace(proposal, reason=ENGINE_STUCK)  # whatever the others do, the SLO does not hold there
@@ -135,9 +144,9 @@ def guarded_decide(
     if spec.keeps_own_pace:
         kept = {replica_id: observation.mode_of(replica_id) for replica_id in silent}
         proposal = replace(proposal, exceptions={**proposal.exceptions, **kept})
-        return GuardedDecision(proposal, policy_state, proposal.mode)
+        return Plan(proposal, proposal.mode, None, policy_state)
     if proposal.mode is current:
-        return GuardedDecision(proposal, policy_state, current)
+        return Plan(proposal, current, None, policy_state)
     assert isinstance(policy_config, Paced), "a policy that keeps no pace of its own has one among its parameters"
     hold = (
         hold_for_stale(current, proposal.mode, len(ready) - len(evidence))
@@ -145,7 +154,7 @@ def guarded_decide(
         or hold_for_flip_rate(now_s, guard_state, policy_config)
     )
     decision = proposal if hold is None else replace(stay(observation, hold), inputs=proposal.inputs)
-    return GuardedDecision(decision, policy_state, proposal.mode, hold)
+    return Plan(decision, proposal.mode, hold, policy_state)
 
 
 def stay(observation: Observation, reason: str) -> Decision:

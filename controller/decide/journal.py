@@ -4,8 +4,8 @@ from collections import Counter
 
 from controller.audit import DecisionOutcome, DecisionRecord, Rung
 from controller.config import ControllerConfig
+from controller.decide.guards import Plan
 from controller.decide.overload import LadderState
-from controller.decide.plan import Plan
 from controller.protocol.publisher import Content, DirectivePublisher
 from nestedfp.modes import DirectiveMode
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from controller.audit import DecisionRecord, Rung, StatusReport
 from controller.config import STEP_PERIOD_S, ControllerConfig
 from controller.decide import overload
-from controller.decide.guards import serving
+from controller.decide.guards import Plan, serving
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
 from controller.decide.overrides import Overrides
-from controller.decide.plan import Plan, Planner, keep_fp8
+from controller.decide.plan import Planner, keep_fp8
 from controller.decide.status import status_report
 from controller.fleet.fleet import FORGET_AFTER_S, Fleet, IngestResult
 from controller.fleet.view import Replicas

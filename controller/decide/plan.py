@@ -4,33 +4,17 @@ A plan is not published here: the loop may hold it back (operator, ladder) and t
 force.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from controller.config import ControllerConfig
 from controller.decide import guards
+from controller.decide.guards import Plan
 from controller.fleet.view import Replicas, ids_of
 from controller.policies import POLICIES
-from controller.policies.base import Decision, Observation
-from controller.protocol import NO_RULE, Content
+from controller.policies.base import Observation
+from controller.protocol import Content
 from nestedfp.modes import DirectiveMode
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is wanted in force, and why."""
-
-    decision: Decision
-    wanted: DirectiveMode | None = None  # the policy's proposal for most replicas; None: not asked
-    held: str | None = None  # the guard that holds it back
-
-    def content(self, admission_scale: float) -> Content:
-        """As a directive says it: a rule that no replica follows, and an exception that is none, must not raise the epoch."""
-        decision, auto = self.decision, DirectiveMode.AUTO
-        exceptions = {name: mode for name, mode in decision.exceptions.items() if mode is not decision.mode}
-        follows = decision.mode is auto or auto in exceptions.values()
-        follows = follows or (decision.mode is DirectiveMode.FP16 and decision.rule.exact_step_s is not None)
-        return Content(decision.mode, decision.rule if follows else NO_RULE, exceptions, admission_scale)
 
 
 class Planner:
@@ -53,12 +37,9 @@ class Planner:
         """Return what the policy wants, as far as its guards let it."""
         config = self._config
         observation = Observation(now_s, views, current.mode, config.slo, current.exceptions)
-        guarded = guards.guarded_decide(self.spec, observation, self._policy_state, config.policy, self._guard_state)
-        self._policy_state = guarded.policy_state
-        decision = guarded.decision
-        if guarded.held is not None:
-            decision = replace(decision, rule=current.rule)
-        return Plan(decision, guarded.wanted, guarded.held)
+        plan = guards.guarded_decide(self.spec, observation, self._policy_state, config.policy, self._guard_state)
+        self._policy_state = plan.policy_state
+        return plan if plan.held is None else replace(plan, decision=replace(plan.decision, rule=current.rule))
 
     def changed(self, now_s: float, before: Content, after: Content) -> None:
         """Note what came into force. Another rule of the same mode is no switch."""

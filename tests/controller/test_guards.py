@@ -8,7 +8,7 @@ from controller_builders import make_view
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.decide.guards import GuardedDecision, GuardState, guarded_decide, switched
+from controller.decide.guards import GuardState, Plan, guarded_decide, switched
 from controller.fleet.view import ReplicaView
 from controller.policies import POLICIES
 from controller.policies.base import Observation
@@ -25,7 +25,7 @@ def judge(
     policy: str = "threshold",
     state: GuardState | None = None,
     **pace: float,
-) -> GuardedDecision:
+) -> Plan:
     spec = POLICIES[policy]
     config = spec.config(**({"leave_after_s": 0, **pace} if policy == "threshold" else {}))
     return guarded_decide(
