@@ -58,11 +58,6 @@ def limited_count(replicas: Replicas) -> int:
     return sum([limits(view) for view in replicas])
 
 
-def calm_reason(limited: int, reason: str) -> str:
-    """Why nothing is done; that the SLO holds is not to be said where the path breaks it."""
-    return REASON if limited else reason
-
-
 def inputs(limited: int) -> tuple[tuple[str, float], ...]:
     """For the decision log."""
     return (("path_saturated_replicas", float(limited)),) if limited else ()

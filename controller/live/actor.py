@@ -9,9 +9,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from controller.audit import StatusReport
 from controller.config import STEP_PERIOD_S, ControllerConfig, check_deployed, explain
@@ -23,6 +23,7 @@ from controller.messages import DirectiveAck, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
 SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write a traceback for every snapshot
@@ -87,7 +88,7 @@ class ControllerActor:
             ValueError: when the snapshot is malformed; nothing changes then.
         """
         self._ensure_stepping()
-        taken = _parse_snapshot(snapshot)
+        taken = _parsed(ReplicaSnapshot, "snapshot", snapshot)
         new = self._loop.directive_for(taken.replica_id) is None
         self._loop.on_snapshot(time.monotonic(), taken)
         self._delivery.tell(taken.replica_id if new else None)
@@ -111,7 +112,7 @@ class ControllerActor:
         """
         self._ensure_stepping()
         if ack is not None:
-            self._loop.on_ack(time.monotonic(), _parse_ack(ack))
+            self._loop.on_ack(time.monotonic(), _parsed(DirectiveAck, "acknowledgement", ack))
             self._delivery.tell()
         return await self._delivery.next(replica_id, seen)
 
@@ -234,15 +235,8 @@ class ControllerActor:
             asyncio.get_running_loop().call_soon(self._log.write, record)
 
 
-def _parse_ack(ack: Mapping[str, Any]) -> DirectiveAck:
+def _parsed(model: type[ModelT], what: str, given: Mapping[str, Any]) -> ModelT:
     try:
-        return DirectiveAck.model_validate(ack)
+        return model.model_validate(given)
     except ValidationError as error:
-        raise ValueError(f"malformed acknowledgement:\n{explain(error)}") from None
-
-
-def _parse_snapshot(snapshot: Mapping[str, Any]) -> ReplicaSnapshot:
-    try:
-        return ReplicaSnapshot.model_validate(snapshot)
-    except ValidationError as error:
-        raise ValueError(f"malformed snapshot:\n{explain(error)}") from None
+        raise ValueError(f"malformed {what}:\n{explain(error)}") from None

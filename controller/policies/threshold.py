@@ -89,7 +89,7 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
     if over is not None:
         reason = f"{over}_over_enter"
     elif observation.current is not DirectiveMode.FP8:
-        mode, reason = DirectiveMode.FP16, path_limit.calm_reason(limited, "below_enter")
+        mode, reason = DirectiveMode.FP16, path_limit.REASON if limited else "below_enter"
     elif blocking is not None:
         reason = f"{blocking}_over_leave"
     elif calm_since_s is not None and now_s - calm_since_s < config.leave_after_s:

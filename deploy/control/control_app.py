@@ -137,7 +137,11 @@ class Control:
             self._require_admin(authorization)
 
     def _require_admin(self, authorization: str | None) -> None:
-        """Let holders of the admin key in, and of a key with the role admin."""
+        """Let holders of the admin key in, and of a key with the role admin.
+
+        Raises:
+            HTTPException: 403 when the service has no admin key, 401 when the request's is missing or wrong.
+        """
         try:
             if self._keys.holder(authorization, Role.ADMIN) is not None:
                 return
@@ -145,7 +149,9 @@ class Control:
             pass  # it may be the admin key, which is in no file of keys
         except Refused as refusal:
             raise HTTPException(refusal.status, str(refusal)) from None
-        require_admin(authorization)
+        if (refused := admin_key.refusal(authorization)) is not None:
+            headers = {"WWW-Authenticate": "Bearer"} if refused[0] == status.HTTP_401_UNAUTHORIZED else None
+            raise HTTPException(*refused, headers)
 
     async def _controllers(self) -> list[Any]:
         # Looked up for every call: Serve replaces a crashed controller by a new actor of the same name. On a thread, because
@@ -213,17 +219,6 @@ def _nobody() -> HTTPException:
         "replicas go on under the override or the policy; try again",
         headers={"Retry-After": "2"},
     )
-
-
-def require_admin(authorization: str | None) -> None:
-    """Check the admin key.
-
-    Raises:
-        HTTPException: 403 when the service has no key, 401 when the request's is missing or wrong.
-    """
-    if (refused := admin_key.refusal(authorization)) is not None:
-        headers = {"WWW-Authenticate": "Bearer"} if refused[0] == status.HTTP_401_UNAUTHORIZED else None
-        raise HTTPException(*refused, headers)
 
 
 @routes.exception_handler(RequestValidationError)

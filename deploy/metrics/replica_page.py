@@ -58,11 +58,6 @@ def path_families(path: PathStats, admission: Admission) -> Iterator[Metric]:
     yield gauge("nestedfp_path_loop_lag_seconds", "Largest lag of the event loop, last second", path.loop_lag_ms / 1e3)
     yield gauge("nestedfp_open_requests", "Requests in this replica", path.open_streams)
     yield gauge("nestedfp_paused_streams", "Streams whose clients do not read", path.paused_streams)
-    yield from admission_families(admission)
-
-
-def admission_families(admission: Admission) -> Iterator[Metric]:
-    """Yield what is inside, what may be, and who was refused."""
     refused = CounterMetricFamily(
         "nestedfp_admission_refused", "Requests refused for want of room or time", labels=("reason", "priority")
     )

@@ -10,6 +10,7 @@ import yaml
 
 from deploy import serve
 from deploy.config import REPOSITORY, ConfigError, EngineSection, load
+from deploy.haproxy.launcher import SETTINGS_ENV
 from deploy.startup.accelerator import visible_gpus
 from nestedfp.hooks import versions
 
@@ -167,6 +168,21 @@ def test_gpus_are_counted_by_device_file_and_visibility(tmp_path, monkeypatch, v
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_gpus(tmp_path) == count
+
+
+NODE = {"RAY_SERVE_ENABLE_HA_PROXY": "1", SETTINGS_ENV: "{}"}
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's and vLLM's own
+@pytest.mark.parametrize("lacking", NODE)
+def test_in_a_process_of_a_node_without_the_environment_nothing_is_built(monkeypatch, lacking):
+    from deploy.app import build
+
+    for name, value in NODE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(lacking)
+    with pytest.raises(RuntimeError, match="start every Ray node in the environment"):
+        build({"config": "none.yaml"})
 
 
 SCALE = {"ladder": {"shed": True, "scale": True, "min_replicas": 2, "max_replicas": 6}}

@@ -1,6 +1,6 @@
 """The Kubernetes files: rendered by kustomize, held against Kubernetes' and KubeRay's schemas, Ray's and this service's own models.
 
-No cluster runs here. tests/deploy/test_serve_cluster.py deploys the shipped Serve configuration on a Ray of two raylets.
+No cluster runs here. tests/deploy/test_serve_update.py deploys the shipped Serve configuration on a Ray of two raylets.
 """
 
 import os

@@ -1,6 +1,7 @@
-"""A rolling update on a Ray of two nodes, under a steady load: no client notices it, and the operator's word stays."""
+"""The shipped Serve configuration on two nodes, updated under a steady load: no client notices, and an override outlives it."""
 
 import re
+import subprocess
 import time
 
 import httpx
@@ -8,6 +9,7 @@ import pytest
 import ray_nodes
 import yaml
 from live_service import demo_config, wait_until
+from processes import ROOT
 from steady_load import SteadyLoad
 
 from nestedfp.admin_key import KEY_FILE_ENV
@@ -69,6 +71,8 @@ def test_a_rolling_update_loses_no_request(cluster, config, capsys):
     order = {"mode": "fp8", "ttl_s": ORDER_S}
     told = httpx.post(f"{urls[0]}/admin/directive", json=order, headers={"Authorization": f"Bearer {KEY}"}, timeout=30)
     assert told.status_code == 200, told.text
+    for url in urls:  # each node's HAProxy has both nodes' replicas behind it
+        assert 'nestedfp_replicas_scraped{application="nestedfp"} 2.0' in httpx.get(f"{url}/metrics", timeout=30).text
     old = replicas(cluster)
     seen, met = set(old), []
     with SteadyLoad(urls, PER_S) as load:
@@ -104,3 +108,6 @@ def test_a_rolling_update_loses_no_request(cluster, config, capsys):
     assert load.ends() == {"ok": len(load.answers)}, [answer for answer in load.answers if answer.end != "ok"]
     assert across, "some were in flight when replicas changed"
     assert old | replicas(cluster) == {name for name, count in counts.items() if count}, "old and new ones served"
+    command = [str(ray_nodes.SERVE), "shutdown", "-y", "-a", cluster.dashboard]
+    subprocess.run(command, cwd=ROOT, env=cluster.environment, check=True, capture_output=True, timeout=120)
+    assert wait_until(lambda: not any(ray_nodes.listens(address, PORT) for address in cluster.addresses), 60)

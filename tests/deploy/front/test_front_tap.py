@@ -89,10 +89,9 @@ class Service:
 class Client:
     """Keeps what it is sent; does not read while ``reads`` is not set. ASGI knows no two sends at a time."""
 
-    def __init__(self, reads_head_alone=False):
+    def __init__(self):
         self.sent, self.reads, self.breaks = [], asyncio.Event(), False
         self.reads.set()
-        self.reads_head_alone = reads_head_alone
         self._sending = False
 
     async def send(self, message):
@@ -102,8 +101,6 @@ class Client:
             await self._send(message)
         finally:
             self._sending = False
-        if self.reads_head_alone and message["type"] == "http.response.start":
-            self.reads.clear()
 
     async def _send(self, message):
         if not self.reads.is_set():
@@ -187,28 +184,6 @@ def test_tokens_of_one_turn_of_the_loop_go_out_together_and_the_end_after_them(m
         assert (service.meter.ttft.summary(now_s).count, service.meter.tpot.summary(now_s).count) == (1, 2)
         (request,) = service.meter.take_finished()
         assert request.tpot_s == pytest.approx((client.context.last_s - client.context.first_s) / 4)
-
-    asyncio.run(main())
-
-
-def test_outputs_that_come_while_the_task_itself_writes_wait_for_it():
-    async def main():
-        service, client = Service(), Client(reads_head_alone=True)
-        task = service.stream("a", client)
-        await turns()
-        ids = service.ids(TEXT)
-        for position, token in enumerate(ids):
-            service.step(("a", [token], {"events": PREEMPTED} if position == 9 else {}))
-            if position == 9:
-                client.reads.clear()  # in the task's own write again
-            await turns()
-            if position in (3, 14):
-                assert service.tapped("a")
-                client.reads.set()
-                await turns()
-        assert client.text == service.tokenizer.decode(ids)
-        assert not task.done()
-        task.cancel()
 
     asyncio.run(main())
 
