@@ -57,18 +57,6 @@ class DecisionRecord(FrozenModel):
     desired_replicas: int | None = None
 
 
-class BroadcastRecord(FrozenModel):
-    """How a directive reached the replicas: a line of the decision log, written once all have acknowledged it."""
-
-    kind: Literal["broadcast"] = "broadcast"
-    schema_version: int = SCHEMA_VERSION
-    wall_s: float | None = None
-    epoch: Count
-    mode: DirectiveMode
-    replicas: Count
-    last_ack_ms: Milliseconds  # from the decision to the last replica's acknowledgement
-
-
 class ReplicaStatus(ReplicaState):
     """One replica, as the controller last heard of it. Epoch and directive are of its latest snapshot or acknowledgement."""
 
@@ -110,7 +98,6 @@ class StatusReport(FrozenModel):
     replica_overrides: dict[str, StandingOrder] = Field(default_factory=dict)
     path_saturated: bool = False  # the path limits a replica, not its engine: another precision would not help it
     replicas: tuple[ReplicaStatus, ...]
-    broadcast: BroadcastRecord | None = None  # of the latest directive that every replica has acknowledged
     broadcasts: LatencyWindow = LatencyWindow()  # of the last hour: from a decision to the last acknowledgement
     decisions: dict[DecisionOutcome, dict[str, Count]] = Field(default_factory=dict)  # since the start, by reason
     config_loads: Count = 0  # reloads of the configuration since the start

@@ -149,12 +149,9 @@ class ControlLoop:
         """Of the directive: another one has another epoch."""
         return self._publisher.epoch
 
-    def converged(self) -> tuple[int, DirectiveMode, int, float] | None:
-        """Once every known replica has acknowledged: epoch and mode, how many replicas, and seconds it took."""
-        after_s = self._publisher.converged_after_s()
-        if after_s is None:
-            return None
-        return self._publisher.epoch, self._publisher.mode, self._publisher.peer_count, after_s
+    def converged_after_s(self) -> float | None:
+        """Seconds from the directive to its acknowledgement by the last replica; None while one is missing."""
+        return self._publisher.converged_after_s()
 
     def status(self, now_s: float) -> StatusReport:
         """What is in force, why, and how each replica stands."""

@@ -63,7 +63,7 @@ class ControllerActor:
         self._loop = ControlLoop(self._config)
         self._log = DecisionLog(log_path)
         self._said: tuple[str, float] = ("", 0.0)  # the last error of a step, and when
-        self._delivery = Delivery(self._loop, self._log)
+        self._delivery = Delivery(self._loop)
         self._step_errors = 0
         self._stepper: asyncio.Task[None] | None = None
         self._news = asyncio.Event()  # a snapshot since the last step

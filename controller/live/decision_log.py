@@ -1,4 +1,4 @@
-"""Decisions and broadcasts as JSON lines: the latest in memory, all of them in a rotating file. Must not import ray."""
+"""Decisions as JSON lines: the latest in memory, all of them in a rotating file. Must not import ray."""
 
 import logging
 import logging.handlers
@@ -6,7 +6,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from controller.audit import BroadcastRecord, DecisionRecord
+from controller.audit import DecisionRecord
 
 MAX_FILE_BYTES = 16 << 20
 FILES_KEPT = 4
@@ -49,10 +49,9 @@ class DecisionLog:
         self._decisions: deque[DecisionRecord] = deque(maxlen=kept)
         self._lines = None if path is None else RotatingLines(path)
 
-    def write(self, record: DecisionRecord | BroadcastRecord) -> None:
+    def write(self, record: DecisionRecord) -> None:
         """Append a record. A full disk is reported on stderr by ``logging`` and does not raise."""
-        if isinstance(record, DecisionRecord):
-            self._decisions.append(record)
+        self._decisions.append(record)
         if self._lines is not None:
             self._lines.write(record.model_dump_json())
 

@@ -9,10 +9,8 @@ import secrets
 import time
 from typing import Any
 
-from controller.audit import BroadcastRecord
 from controller.config import RENEW_S
 from controller.decide.loop import ControlLoop
-from controller.live.decision_log import DecisionLog
 from controller.sliding_window import SlidingWindow
 
 BROADCASTS_SPAN_S = 3600.0  # whose times the status summarises
@@ -23,16 +21,15 @@ class Delivery:
 
     Args:
         loop: knows the replicas, what each must do, and takes their acknowledgements.
-        decision_log: in which it is written how long a directive took to reach all.
     """
 
-    def __init__(self, loop: ControlLoop, decision_log: DecisionLog) -> None:
-        self._loop, self._log = loop, decision_log
+    def __init__(self, loop: ControlLoop) -> None:
+        self._loop = loop
         self._life = secrets.token_hex(8)
         self._told_epoch = 0
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         self._all_acked = asyncio.Event()  # the newest directive, by every replica
-        self._converged: BroadcastRecord | None = None
+        self._converged_epoch = 0
         self._ack_ms = SlidingWindow(BROADCASTS_SPAN_S)
 
     @property
@@ -82,7 +79,7 @@ class Delivery:
         """Wait until every replica has acknowledged the newest directive, but no longer than the limit."""
         try:
             async with asyncio.timeout(limit_s):
-                while self._loop.converged() is None:
+                while self._loop.converged_after_s() is None:
                     self._all_acked.clear()
                     await self._all_acked.wait()
         except TimeoutError:
@@ -90,7 +87,7 @@ class Delivery:
 
     def status(self) -> dict[str, Any]:
         """Fields of a ``StatusReport``."""
-        return {"broadcast": self._converged, "broadcasts": self._ack_ms.summary(time.monotonic())}
+        return {"broadcasts": self._ack_ms.summary(time.monotonic())}
 
     def close(self) -> None:
         """Answer every call that waits with nothing."""
@@ -98,16 +95,10 @@ class Delivery:
             self._waiting.pop(replica_id).set_result(False)
 
     def _note_converged(self) -> None:
-        """Write how long a directive took to reach every replica, once per epoch."""
-        converged = self._loop.converged()
-        if converged is None:
+        """Note how long a directive took to reach every replica, once per epoch."""
+        if (after_s := self._loop.converged_after_s()) is None:
             return
         self._all_acked.set()
-        epoch, mode, replicas, after_s = converged
-        if self._converged is not None and self._converged.epoch == epoch:
-            return
-        self._converged = BroadcastRecord(
-            wall_s=time.time(), epoch=epoch, mode=mode, replicas=replicas, last_ack_ms=after_s * 1e3
-        )
-        self._ack_ms.add(time.monotonic(), self._converged.last_ack_ms)
-        self._log.write(self._converged)
+        if self._converged_epoch != self._loop.epoch:
+            self._converged_epoch = self._loop.epoch
+            self._ack_ms.add(time.monotonic(), after_s * 1e3)

@@ -135,8 +135,8 @@ def test_an_override_returns_once_all_replicas_have_acknowledged(tmp_path: Path)
         assert 59 < status["override"]["remaining_s"] <= 60
         for replica in status["replicas"]:
             assert (replica["acked"], replica["directive"], replica["epoch"]) == (True, "fp8", status["epoch"])
-        assert (status["broadcast"]["epoch"], status["broadcast"]["replicas"]) == (status["epoch"], 2)
-        assert 0 <= status["broadcast"]["last_ack_ms"] < 1000
+        assert status["broadcasts"]["count"] > 0
+        assert 0 <= status["broadcasts"]["p50_ms"] < 1000
 
         status = await actor.set_override("auto")
         assert status["override"] is None
@@ -147,7 +147,7 @@ def test_an_override_returns_once_all_replicas_have_acknowledged(tmp_path: Path)
 
     drive(test, log_path)
     lines = [json.loads(line) for line in log_path.read_text().splitlines()]
-    assert {line["kind"] for line in lines} == {"decision", "broadcast"}
+    assert {line["kind"] for line in lines} == {"decision"}
     assert all(line["wall_s"] > 1.7e9 for line in lines)
 
 

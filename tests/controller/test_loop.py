@@ -218,9 +218,9 @@ def test_status_says_what_each_replica_does() -> None:
 def test_a_directive_is_settled_when_the_last_replica_has_acknowledged() -> None:
     cluster = Cluster(make_loop(), ("r0", "r1")).run(2)
     cluster.carry_out(cluster.loop.override(cluster.now_s, FP8))
-    assert cluster.loop.converged() is None
+    assert cluster.loop.converged_after_s() is None
     cluster.run(0.1)
-    assert cluster.loop.converged() == (2, FP8, 2, 0.0)
+    assert cluster.loop.converged_after_s() == 0.0
 
 
 def test_an_epoch_raised_above_a_replicas_is_recorded_without_a_change_of_mode() -> None:
