@@ -127,8 +127,7 @@ class ReplicaSnapshot(ReplicaState):
     """
 
     replica_id: ReplicaId
-    incarnation: str  # changes when the engine restarts, so that totals may fall back to zero
-    seq: Count  # grows by one with each snapshot of an incarnation
+    seq: Count  # grows by one with each snapshot
     ready_for_s: Seconds | None = None  # how long it has been ready; None: not reported
     # Why it can take no request, though it did; None: it can.
     fault: Annotated[str, Field(max_length=256)] | None = None

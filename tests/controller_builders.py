@@ -8,7 +8,6 @@ from nestedfp.modes import DirectiveMode, Mode
 
 CALM: dict[str, Any] = {
     "replica_id": "r0",
-    "incarnation": "a",
     "seq": 1,
     "ready": True,
     "mode": Mode.FP16,

@@ -17,7 +17,6 @@ from workload.slo import USUAL_SLO, Slo
 
 RATE_WINDOW_S = 1.0  # span over which arrival and token rates are taken
 FORGET_AFTER_S = 10.0  # silence after which a replica no longer exists
-RETIRED_KEPT = 8
 WARM_STEPS = 16  # of a fresh engine: the first ones load and compile, and the EWMA step time must forget them
 COLD_AT_MOST_S = 10.0  # of work: an engine that has not made so many steps by then is slow, not cold
 _set = object.__setattr__
@@ -33,36 +32,27 @@ class IngestResult(enum.Enum):
 
 @dataclass(slots=True)
 class _Replica:
-    """Snapshots of one replica's present incarnation, with the times they arrived."""
+    """Snapshots of one replica, with the times they arrived."""
 
-    heard_at_s: float
     received: deque[tuple[float, ReplicaSnapshot]] = field(default_factory=deque)
     lows: deque[tuple[float, int]] = field(default_factory=deque)  # waiting_tokens that no later snapshot undercuts
-    retired: deque[str] = field(default_factory=lambda: deque(maxlen=RETIRED_KEPT))  # earlier incarnations
-    newest: ReplicaSnapshot | None = None
-    first_steps: int | None = None  # counted when the present engine was first heard of
+    first_steps: int | None = None  # counted when it was first heard of
     busy_since_s: float | None = None  # when it was first seen to have work
     cold: bool = True
     path_at_s: float | None = None  # when the path, not the engine, was last seen to be the limit
     rates: Rates | None = None
     refused_per_s: float = 0.0
-    view: ReplicaView | None = None  # of the newest; None: none in this incarnation
+    view: ReplicaView | None = None  # of the newest; None: until the first is taken
     arrived_s: float = 0.0  # of that snapshot
 
-    def restart(self) -> None:
-        self.first_steps, self.busy_since_s, self.cold = None, None, True
-        self.received.clear()
-        self.lows.clear()
-        self.view = None
-
-    def view_at(self, now_s: float) -> ReplicaView | None:
+    def view_at(self, now_s: float) -> ReplicaView:
         """The view with its ages of now."""
         view = self.view
-        if view is not None:
-            # Making a frozen view anew for every step would take longer than the rest of the step.
-            _set(view, "age_s", now_s - self.arrived_s)
-            if self.path_at_s is not None:
-                _set(view, "path_age_s", now_s - self.path_at_s)
+        assert view is not None, "a replica is known by its first snapshot"
+        # Making a frozen view anew for every step would take longer than the rest of the step.
+        _set(view, "age_s", now_s - self.arrived_s)
+        if self.path_at_s is not None:
+            _set(view, "path_age_s", now_s - self.path_at_s)
         return view
 
     def take(self, now_s: float, snapshot: ReplicaSnapshot, slo: Slo) -> None:
@@ -130,29 +120,21 @@ class Fleet:
 
     def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> IngestResult:
         """Take a snapshot, unless it is late."""
-        replica, newest = self._replicas.get(snapshot.replica_id), None
+        replica = self._replicas.get(snapshot.replica_id)
         outcome = IngestResult.TAKEN
         if replica is None:
-            replica = self._replicas[snapshot.replica_id] = _Replica(now_s)
+            replica = self._replicas[snapshot.replica_id] = _Replica()
             self._in_order = None
             outcome = IngestResult.NEW
-        elif (newest := replica.newest) is not None and (
-            snapshot.incarnation in replica.retired
-            or (snapshot.incarnation == newest.incarnation and snapshot.seq <= newest.seq)
-        ):
+        elif snapshot.seq <= replica.received[-1][1].seq:
             return IngestResult.LATE
-        replica.heard_at_s, replica.newest = now_s, snapshot
-        if newest is not None and newest.incarnation != snapshot.incarnation:
-            replica.retired.append(newest.incarnation)
-            replica.restart()
-            replica.path_at_s = None
         replica.take(now_s, snapshot, self.slo)
         return outcome
 
     def forget_silent(self, now_s: float) -> bool:
         """Drop the replicas that have been silent for too long; return whether there were any."""
         oldest_s = now_s - FORGET_AFTER_S
-        gone = [id_ for id_, replica in self._replicas.items() if replica.heard_at_s < oldest_s]
+        gone = [id_ for id_, replica in self._replicas.items() if replica.arrived_s < oldest_s]
         for id_ in gone:
             del self._replicas[id_]
             self._in_order = None
@@ -162,7 +144,7 @@ class Fleet:
         """All replicas, sorted by id. Good until the next call: their ages go on."""
         if self._in_order is None:
             self._in_order = [self._replicas[replica_id] for replica_id in sorted(self._replicas)]
-        return tuple([view for replica in self._in_order if (view := replica.view_at(now_s)) is not None])
+        return tuple([replica.view_at(now_s) for replica in self._in_order])
 
     def offered_over_admitted(self) -> float:
         """Requests that came / requests that were let in, over the window; 1 when none was refused."""

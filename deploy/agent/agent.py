@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -64,7 +63,6 @@ class ReplicaAgent:
         self._dead = dead
         self._give_up = give_up
         self._id = replica_id
-        self._incarnation = uuid.uuid4().hex
         self._engine = engine
         self._send = report
         self._slo_ms = config.slo.ttft_ms, config.slo.tpot_ms
@@ -311,7 +309,6 @@ class ReplicaAgent:
         ttft, tpot = self._meter.windows(now_s)
         return ReplicaSnapshot(
             replica_id=self._id,
-            incarnation=self._incarnation,
             seq=self._seq,
             ready=fault is None,
             fault=fault,

@@ -30,7 +30,6 @@ def check_model(config: DeployConfig) -> None:
         CheckpointError: config.json cannot be read.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # as in the replicas
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.tokenizers import cached_tokenizer_from_config
 
     from deploy.app import engine_kwargs
@@ -49,11 +48,12 @@ def check_model(config: DeployConfig) -> None:
         raise ConfigError(f"engine.extra.speculative_config.model: expected a checkpoint's folder, got {drafter!r}")
     read_config(config.model.folder)
     try:
-        check_adapters(config, *parsed(engine_kwargs(config, resolve(config.engine.accelerator))))
+        engine, front = parsed(engine_kwargs(config, resolve(config.engine.accelerator)))
+        check_adapters(config, engine, front)
     except ValueError as error:
         raise ConfigError(f"engine.extra: {cause(error)}") from None
     try:
-        model = AsyncEngineArgs(**engine_arguments(config)).create_model_config()
+        model = engine.create_model_config()
     except ValueError as error:
         raise ConfigError(f"model {config.model.path!r}: {cause(error)}{_remedy(config, str(error))}") from None
     if model.runner_type != "generate":
@@ -78,10 +78,12 @@ def check_engine(config: DeployConfig) -> None:
     Raises:
         ConfigError: one sentence with the cause.
     """
-    from vllm.engine.arg_utils import AsyncEngineArgs
+    from deploy.app import engine_kwargs
+    from deploy.replica.arguments import parsed
+    from deploy.startup.accelerator import resolve
 
     try:
-        AsyncEngineArgs(**{**engine_arguments(config), **ONE_RANK}).create_engine_config()
+        parsed({**engine_kwargs(config, resolve(config.engine.accelerator)), **ONE_RANK})[0].create_engine_config()
     except ValueError as error:
         raise ConfigError(f"model {config.model.path!r}: {cause(error)}") from None
 
@@ -127,19 +129,6 @@ def check_adapters(config: DeployConfig, engine: Any, front: Any) -> None:
             )
         shapes = layer_shapes(config.model.folder) if config.model.load_format != "dummy" else {}
         check(Path(each.path).expanduser(), shapes, engine.max_lora_rank)
-
-
-def engine_arguments(config: DeployConfig) -> dict[str, Any]:
-    """Return the arguments of a replica's engine without the structured ones.
-
-    These say little about the model.
-    """
-    from deploy.app import engine_kwargs
-    from deploy.replica.arguments import SERVER
-    from deploy.startup.accelerator import resolve
-
-    given = engine_kwargs(config, resolve(config.engine.accelerator))
-    return {name: value for name, value in given.items() if name not in SERVER and not isinstance(value, dict)}
 
 
 def cause(error: Exception) -> str:

@@ -32,7 +32,7 @@ class RunResult:
     """What a simulation leaves behind."""
 
     requests: Sequence[SimRequest]
-    replicas: list[Replica]  # every incarnation that there was
+    replicas: list[Replica]  # all that there were
     records: list[DecisionRecord]
     ended_s: float  # simulated
     replica_s: float = 0.0  # time that replicas were there
@@ -72,7 +72,7 @@ class Cluster:
         count = self._scenario.replicas
         for number in range(count):
             # Snapshots spread over the period, as those of processes that started by themselves.
-            self._start_replica(0.0, number, 0.0, REPORT_PERIOD_S * number / count)
+            self._start_replica(0.0, 0.0, REPORT_PERIOD_S * number / count)
         self._at(0.0, self._step)
         if self._observe is not None:
             self._at(0.0, self._sample)
@@ -206,10 +206,9 @@ class Cluster:
 
     # -- replicas that come and go -------------------------------------------------------------------------------------
 
-    def _start_replica(self, now_s: float, number: int, ready_in_s: float, report_in_s: float = 0.0) -> None:
+    def _start_replica(self, now_s: float, ready_in_s: float, report_in_s: float = 0.0) -> None:
         replica = Replica(
-            f"replica-{number:05d}",
-            f"incarnation-{len(self._everyone)}",
+            f"replica-{len(self._everyone):05d}",  # no other has ever had this name, as under Serve
             self._table,
             self._config,
             now_s + ready_in_s,
@@ -241,8 +240,7 @@ class Cluster:
         target = fewest if desired is None else min(max(desired, fewest), most)
         staying = [replica for replica in self.present.values() if not replica.draining]
         for _ in range(target - len(staying)):
-            number = next(n for n in range(most + len(self.present)) if f"replica-{n:05d}" not in self.present)
-            self._start_replica(now_s, number, self._scenario.cold_start_s)
+            self._start_replica(now_s, self._scenario.cold_start_s)
         for replica in staying[target:]:
             replica.draining = True
             self._proxy.remove(replica)

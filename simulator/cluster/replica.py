@@ -23,11 +23,10 @@ Answer = Literal["taken", "elsewhere", "refused"]  # elsewhere: HAProxy offers t
 
 
 class Replica:
-    """One incarnation of a replica; a restart makes a new object.
+    """One replica.
 
     Args:
         name: the replica's id.
-        incarnation: differs between the restarts of one replica.
         table: what the engine is like.
         config: of the controller, for the fallback and the SLO.
         ready_at_s: end of the warm-up; no request comes before.
@@ -37,14 +36,12 @@ class Replica:
     def __init__(
         self,
         name: str,
-        incarnation: str,
         table: EngineTable,
         config: ControllerConfig,
         ready_at_s: float = 0.0,
         admission_limit: int | None = None,
     ) -> None:
         self.name = name
-        self.incarnation = incarnation
         self.engine = Engine(table)
         self.ready_at_s = ready_at_s
         self.gone = False  # failed or retired: messages to it are lost
@@ -113,7 +110,6 @@ class Replica:
         self._seq += 1
         return ReplicaSnapshot(
             replica_id=self.name,
-            incarnation=self.incarnation,
             seq=self._seq,
             ready=now_s >= self.ready_at_s,
             ready_for_s=max(0.0, now_s - self.ready_at_s),

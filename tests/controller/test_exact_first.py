@@ -21,7 +21,6 @@ def view(number, load=0.0, room_share=0.8, inside=5, **changes):
     """A replica at which so many tokens per second arrive, all of them prompts."""
     snapshot = ReplicaSnapshot(
         replica_id=f"r{number}",
-        incarnation="i",
         seq=1,
         ready=True,
         lease_remaining_s=1.0,

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from control_cluster import Cluster, make_loop
 
+from controller.config import ControllerConfig
 from controller.policies import POLICIES
+from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8
@@ -21,8 +23,9 @@ def entries(cluster: Cluster) -> list[float]:
 @pytest.mark.parametrize("policy", ADAPTIVE)
 def test_the_slow_first_steps_of_a_fresh_replica_bring_no_fp8(policy: str) -> None:
     """A replica that replaces a crashed one gets its first request minutes later: a step of 0.6 s, then ever faster ones."""
-    cluster = Cluster(make_loop(policy), ("r0", "r1")).run(5, tokens_per_s=0, running=0)
-    fresh: dict[str, Any] = {"incarnation": "after the crash", "ready_for_s": 300.0, "tokens_fp16": 0}
+    cluster = Cluster(make_loop(policy)).run(5, tokens_per_s=0, running=0)
+    cluster.followers["r1"] = DirectiveFollower("r1", *ControllerConfig().lapsed)
+    fresh: dict[str, Any] = {"ready_for_s": 300.0, "tokens_fp16": 0}
     idle = {"running": 0, "tokens_per_s": 0}
     cluster.run(20, **idle, each={"r1": {**fresh, "steps_fp16": 12, "running": 0}})
     for step in range(8):

@@ -49,6 +49,7 @@ class Node:
 
     def restart(self) -> None:
         self.lives += 1
+        self.name = f"{self.name}'"  # Serve gives every replica a name of its own
         self.seq = 0
         self.follower = DirectiveFollower(self.name, *self.config.lapsed)
         self.calls, self.token = 0, ""
@@ -59,7 +60,6 @@ class Node:
         self.seq += 1
         return {
             "replica_id": self.name,
-            "incarnation": str(self.lives),
             "seq": self.seq,
             "directive": force.mode,
             "epoch": force.epoch,

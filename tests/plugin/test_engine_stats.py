@@ -19,7 +19,7 @@ def test_whatever_the_engine_tells_has_its_place_in_the_snapshot():
     engine = Engine()
     engine.add(arrived("a"))
     engine.step()
-    replica = {"replica_id": "r", "incarnation": "i", "seq": 1, "ready": True, "lease_remaining_s": 1.0}
+    replica = {"replica_id": "r", "seq": 1, "ready": True, "lease_remaining_s": 1.0}
     ReplicaSnapshot(**replica, **engine.scheduler.nestedfp_stats())
 
 

@@ -110,7 +110,7 @@ def test_an_engine_that_lets_everybody_in_and_is_slow_for_all_sheds_and_is_in_ti
 
 
 def test_snapshots_are_what_the_schema_demands():
-    replica = Replica("r", "i", TABLE, policy_config("static_fp16"))
+    replica = Replica("r", TABLE, policy_config("static_fp16"))
     replica.take(0.0, Directive(epoch=3, mode=DirectiveMode.FP8, lease_s=2.0, reason="test"))
     for request in make_requests(*((0.0, 400, 40) for _ in range(80))):
         replica.offer(0.0, request)

@@ -20,9 +20,7 @@ TABLE = make_table(max_num_seqs=1000, max_model_tokens=50_000)
 
 def make_replicas(*limits: int | None) -> list[Replica]:
     """Replicas with these admission limits that know of each other."""
-    replicas = [
-        Replica(f"r{i}", "i", TABLE, policy_config("static_fp16"), 0.0, limit) for i, limit in enumerate(limits)
-    ]
+    replicas = [Replica(f"r{i}", TABLE, policy_config("static_fp16"), 0.0, limit) for i, limit in enumerate(limits)]
     told = Directive(epoch=1, mode=DirectiveMode.AUTO, lease_s=2.0, reason="test", replicas=len(limits))
     for replica in replicas:
         replica.take(0.0, told)

@@ -166,9 +166,7 @@ def test_the_simulator_sends_requests_where_haproxy_does(folder, replicas):
             by_haproxy.append((tuple(asked), 200 if held else got.result()[0]))
         gate.set()
 
-    simulated = [
-        SimReplica(str(i), "i", make_table(), policy_config("static_fp16"), 0.0, n) for i, n in enumerate(rooms)
-    ]
+    simulated = [SimReplica(str(i), make_table(), policy_config("static_fp16"), 0.0, n) for i, n in enumerate(rooms)]
     for replica in simulated:
         replica.take(0.0, Directive(epoch=1, mode=DirectiveMode.FP16, lease_s=2.0, reason="test", replicas=3))
     offers: list[int] = []
