@@ -27,6 +27,6 @@ def numbers_of(annotation, metadata=()):
 
 def test_every_number_of_the_configuration_has_a_lower_bound():
     found = list(numbers_of(DeployConfig))
-    assert len(found) > 60
+    assert len(found) > 40
     bare = {name for name, bounds in found if not any(isinstance(bound, Gt | Ge | Interval) for bound in bounds)}
     assert not bare
