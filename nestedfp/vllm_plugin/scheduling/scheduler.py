@@ -263,7 +263,6 @@ def _open_directive_line(core: Any, path: str) -> None:
     # The workers are asked here and now, in the core's own thread; the line's thread may not.
     scheduler = _with_workers_answers(core)
     directive_receiver.open_line(scheduler.nestedfp_set_directive, path)
-    scheduler.nestedfp_epochs_order()
 
 
 def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:

@@ -50,8 +50,6 @@ class RequestClasses(WaitingRequests):
         options = PluginOptions.of(self.vllm_config)
         # Mode, rule and epoch, replaced together: another thread may do so (directive_receiver.py).
         self._in_force = (*options.directive(), 0)
-        self._epochs_order = False  # whether all directives have one author, whose epochs never fall
-        self._directing = threading.Lock()
         self._step_costs: StepCosts | None = None
         self._fp16_only = False  # no layer has an FP8 mode
         self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
