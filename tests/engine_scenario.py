@@ -89,7 +89,7 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
 
     from nestedfp.steps.step_rule import StepRule
     from nestedfp.vllm_plugin import control
-    from nestedfp.vllm_plugin.frontend import counts_of, usage_of
+    from nestedfp.vllm_plugin.frontend import collected, usage_of
 
     if any("exact" in run for run in runs):
         options = engine.get("additional_config", {}).get("nestedfp", {})
@@ -120,7 +120,8 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
         try:
             with exact_requests(llm, run["exact"]) if "exact" in run else nullcontext([]) as mixed:
                 adapters = [given and LoRARequest(*given) for given in run.get("adapters", [])]
-                outputs = llm.generate(run["prompts"], params, use_tqdm=False, lora_request=adapters or None)
+                with collected() as counts:
+                    outputs = llm.generate(run["prompts"], params, use_tqdm=False, lora_request=adapters or None)
         except Exception as error:
             results.append({"error": f"{type(error).__name__}: {error}"})
             continue
@@ -130,7 +131,7 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
                 "logprobs": [[best_two(step) for step in output.outputs[0].logprobs] for output in outputs],
                 "margins": [[margin(step) for step in output.outputs[0].logprobs] for output in outputs],
                 "prompt_tokens": [len(output.prompt_token_ids) for output in outputs],
-                "precision": [usage_of(counts_of(output)) for output in outputs] if nested else None,
+                "precision": [usage_of(counts[each]) for each in counts.ids] if nested else None,
                 "stats": control.stats(llm) if nested else None,
                 "draft_modes": sorted(draft_modes),
                 "mixed_steps": mixed,

@@ -88,9 +88,6 @@ HOOKS = (
         vllm.v1.engine.output_processor:OutputProcessor.add_request(self, request, prompt, parent_req, request_index)
         vllm.v1.engine.output_processor:OutputProcessor.process_outputs(self, engine_core_outputs)
         vllm.v1.engine.output_processor:OutputProcessor#request_states
-        vllm.v1.engine.output_processor:RequestState._new_request_output(self, external_req_id, outputs, finished)
-        *vllm.outputs:PoolingRequestOutput
-        *vllm.outputs:RequestOutput.add(self, next_output, aggregate)
         """,
     ),
     Hooks(

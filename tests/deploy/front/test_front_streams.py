@@ -69,7 +69,7 @@ def outputs_of(parts):
         completion = CompletionOutput(0, text, ids, None, None, finish_reason=finish, stop_reason=stop)
         output = RequestOutput("r", None, PROMPT, None, [completion], finish is not None)
         if finish is not None:
-            output.nestedfp_counts = counts_of(parts)
+            output.counts = counts_of(parts)
         made.append(output)
         assert position == len(parts) - 1 or finish is None
     return made
@@ -115,13 +115,16 @@ async def lean(outputs, chat, include_usage):
         for output in outputs:
             while collector.output is not None:  # else it would be merged with the one before
                 await asyncio.sleep(0)
+            if output.finished:  # the engine says them then
+                context.counts["r"] = output.counts
             collector.put(output)
 
     frame = Frame.make("id", 1, "m", chat=chat, include_usage=include_usage, fingerprint=FINGERPRINT)
     call = GenerateCall(Client(), None, SamplingParams(), "r", {}, frame=frame)
-    feeding = asyncio.create_task(feed())
     generate = front()
-    await generate._write(call, send, generate._meter.arrive(0.0))
+    context = generate._meter.arrive(0.0)
+    feeding = asyncio.create_task(feed())
+    await generate._write(call, send, context)
     await feeding
     assert sent[0]["status"] == 200
     assert not sent[-1].get("more_body")
@@ -238,7 +241,7 @@ def test_a_stream_of_two_prompts_whose_second_ends_first_ends_with_the_counts_of
     async def numbered():
         for prompt, output in [(0, first[0]), (1, second[0]), (1, second[1]), (0, first[1]), (0, first[2])]:
             if output.finished:  # the engine says them then
-                counts[f"r-{prompt}"] = output.nestedfp_counts
+                counts[f"r-{prompt}"] = output.counts
             yield prompt, output
 
     async def send(message):
