@@ -105,7 +105,6 @@ class EngineSection(FrozenModel):
     grammar_cpu_s: Annotated[float, Field(gt=0, le=600)] = (
         3.0  # processor time that compiling the grammar of one structured output may take; more is refused with 400
     )
-    fp16_reads_fp8_blocks: bool = False  # under fp16, reuse prefix-cache blocks that FP8 steps wrote, and disclose it
     unsupported_gpu: Literal["refuse", "portable"] = (
         "refuse"  # what to do on a GPU other than Hopper; portable: both precisions, through the portable kernels
     )

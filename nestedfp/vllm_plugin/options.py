@@ -52,9 +52,6 @@ class PluginOptions:
         whole_graph_tokens: steps with prompts in them of up to so many tokens, ``graph_tokens`` at most, replay one graph with
             the attention in it, where the attention's kernels allow it (FlashAttention 3), instead of one for each piece
             between two attentions; 0: none.
-        fp16_reads_fp8_blocks: under a directive of fp16 requests still read prefix-cache blocks that FP8 steps wrote, and
-            disclose them. Off by default: after a burst answers are full quality at once, at the cost of computing those
-            prefixes again.
         fused_quantiser: norms and activations before nested layers are this project's, and in FP8 steps write E4M3 codes
             themselves, where no other layer reads them (weights/fused_quantiser.py): one launch less before three of a
             transformer block's four linear layers. "auto": on Hopper, where vLLM compiles the model; "always": refuse to start
@@ -71,7 +68,6 @@ class PluginOptions:
     quantize_activations: bool = False
     step_costs: str = "auto"
     unsupported_gpu: str = "refuse"
-    fp16_reads_fp8_blocks: bool = False
     gemm_choice: str = "measure"
     graph_tokens: int = 2048
     whole_graph_tokens: int = 512
