@@ -94,7 +94,7 @@ class EngineSection(FrozenModel):
     whole_graph_tokens: Annotated[int, Field(ge=0)] = (
         512  # on a GPU: one CUDA graph, attention included, for steps with prompts of up to so many tokens
     )
-    fused_quantiser: Literal["auto", "always", "never"] = (
+    fused_quantiser: Literal["auto", "never"] = (
         "auto"  # norms and activations write what the linear layers read; auto: on Hopper; always: or refuse to start
     )
     experts: Literal["auto", "nested", "plain"] = "auto"  # of a mixture; auto: nested on a CPU, plain FP16 on a GPU

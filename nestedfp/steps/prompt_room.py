@@ -102,8 +102,3 @@ def prompt_room(
     # One more prompt would have the decodes wait for too long a step.
     room = int(per_s * (ttft_s - took_s - busy_s)) if slack_s >= took_s else 0
     return PromptRoom(room - line_tokens, full, per_s)
-
-
-def capacity_tokens_per_s(times: StepTimes, mode: Mode, step_s: float, budget_tokens: int) -> float:
-    """Return the tokens per second, of prompts and answers together, of an engine whose steps take ``step_s`` seconds."""
-    return times.prompt_tokens_within(mode, step_s, 0, budget_tokens) / step_s

@@ -4,7 +4,7 @@ Pure and standard library only: the engine's scheduler and the simulated engine 
 """
 
 from nestedfp.modes import Mode
-from nestedfp.steps.prompt_room import PromptRoom, RoomMargin, capacity_tokens_per_s, prompt_room
+from nestedfp.steps.prompt_room import PromptRoom, RoomMargin, prompt_room
 from nestedfp.steps.step_costs import StepCosts
 from nestedfp.steps.step_rule import StepRule
 from nestedfp.steps.step_times import StepTimes
@@ -72,4 +72,5 @@ class StepWatch:
         """Return what steps of ``exact_step_s`` compute in a second; None: the rule does not ask, or no step was measured."""
         if rule.exact_step_s is None or not self.times.are_measured:
             return None
-        return capacity_tokens_per_s(self.times, mode, rule.exact_step_s, self._budget_tokens)
+        prompts = self.times.prompt_tokens_within(mode, rule.exact_step_s, 0, self._budget_tokens)
+        return prompts / rule.exact_step_s

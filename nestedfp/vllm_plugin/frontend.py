@@ -175,8 +175,11 @@ def install() -> None:
         self: Any, request: Any, prompt: Any, parent_req: Any = None, request_index: int = 0, *args: Any, **kwargs: Any
     ) -> None:
         add_request(self, request, prompt, parent_req, request_index, *args, **kwargs)
-        if (state := self.request_states.get(request.request_id)) is not None:
-            _collect(state, request, is_first=request_index == 0)
+        state, collecting = self.request_states.get(request.request_id), _collecting.get()
+        if state is not None and collecting is not None:
+            state.nestedfp_collecting = collecting
+            tokens = request.prompt_embeds if request.prompt_token_ids is None else request.prompt_token_ids
+            collecting.added(state.request_id, 0 if request_index else len(tokens))
 
     @functools.wraps(process_outputs)
     def received(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
@@ -211,13 +214,6 @@ def _take(processor: Any, adapter: Any) -> None:
         processor.nestedfp_adapters.take(adapter)
     except ValueError as error:
         raise VLLMValidationError(str(error), parameter="lora_request") from None
-
-
-def _collect(state: Any, request: Any, *, is_first: bool) -> None:
-    if (collecting := _collecting.get()) is not None:
-        state.nestedfp_collecting = collecting
-        prompt = request.prompt_embeds if request.prompt_token_ids is None else request.prompt_token_ids
-        collecting.added(state.request_id, len(prompt) if is_first else 0)
 
 
 def _ask(params: Any) -> None:

@@ -204,8 +204,6 @@ def check(config: "VllmConfig") -> None:
     if config.model_config.enable_sleep_mode:
         raise ValueError("nestedfp does not support sleep mode; set enable_sleep_mode=False")
     require_our_parts(config)
-    if PluginOptions.of(config).fused_quantiser == "always" and (obstacle := fusion_obstacle(config)):
-        raise ValueError(f"nestedfp fuses the quantiser (fused_quantiser: always) {obstacle}")
 
 
 def check_fp8_layers(config: "VllmConfig") -> None:
@@ -225,32 +223,23 @@ def check_fp8_layers(config: "VllmConfig") -> None:
     require_fp8_layers(choice, candidates(shapes))
 
 
-def fusion_obstacle(config: "VllmConfig") -> str | None:
-    """Return why nothing can be fused with the quantiser and what to set; None: nothing is in its way."""
+def wants_fusion(config: "VllmConfig", *, is_portable: bool) -> bool:
+    """Whether norms and activations are to be this project's, with the quantiser in them: on Hopper, where it was measured.
+
+    Nothing else may read what they write, as LoRA adapters do, nor a pass of the user's be in the place of ours.
+    """
     from vllm.config import CompilationMode
-
-    compilation = config.compilation_config
-    if config.lora_config is not None:
-        return "where linear layers alone read it, but LoRA adapters do too; remove fused_quantiser or enable_lora"
-    if compilation.mode != CompilationMode.VLLM_COMPILE or compilation.backend != "inductor":
-        mode = None if compilation.mode is None else CompilationMode(compilation.mode).name
-        return (
-            f"in the graphs that vLLM compiles with Inductor, but mode={mode} and backend={compilation.backend!r}; on a "
-            "GPU leave enforce_eager and compilation_config alone, on a CPU, where vLLM runs no passes, remove fused_quantiser"
-        )
-    return None
-
-
-def wants_fusion(config: "VllmConfig", path: gpu_support.LinearPath) -> bool:
-    """Whether norms and activations are to be this project's, with the quantiser in them."""
     from vllm.platforms import current_platform
 
-    wanted = PluginOptions.of(config).fused_quantiser
-    if wanted == "auto":  # where it was measured
-        taken = current_platform.pass_key in config.compilation_config.inductor_compile_config
-        is_hopper = path is gpu_support.LinearPath.KERNELS and not current_platform.is_cpu()
-        return is_hopper and not taken and fusion_obstacle(config) is None
-    return wanted == "always"
+    compilation = config.compilation_config
+    return (
+        PluginOptions.of(config).fused_quantiser == "auto"
+        and not is_portable
+        and not current_platform.is_cpu()
+        and config.lora_config is None
+        and (compilation.mode, compilation.backend) == (CompilationMode.VLLM_COMPILE, "inductor")
+        and current_platform.pass_key not in compilation.inductor_compile_config
+    )
 
 
 def choose_path(config: "VllmConfig") -> None:
@@ -264,16 +253,16 @@ def choose_path(config: "VllmConfig") -> None:
 
     capability = current_platform.get_device_capability()
     found = None if capability is None else (capability.major, capability.minor)
-    path = gpu_support.support(found, PluginOptions.of(config))
+    is_portable = gpu_support.runs_portable(found, PluginOptions.of(config))
     if found is not None:
         gpu_support.require_built()
-    if path is gpu_support.LinearPath.KERNELS and found is not None:
+    if not is_portable and found is not None:
         # Programmatic dependent launch: the compiled kernels between the GEMMs say early that the next one may start, and
         # the GEMMs load weights while they finish: 3 % of a decode step of one request in FP16 mode, 5 % in FP8 mode.
         config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
-    if path is gpu_support.LinearPath.PORTABLE:
+    if is_portable:
         init_logger("vllm.nestedfp").warning("portable kernels: this GPU is not of the kind that they were measured on")
-    if wants_fusion(config, path):
+    if wants_fusion(config, is_portable=is_portable):
         from nestedfp.vllm_plugin.weights import fused_quantiser
 
         fused_quantiser.install(config)

@@ -45,12 +45,12 @@ int prepare_gemm(const GpuTraits& gpu) {
     return gpu.is_portable() ? prepare_portable(gpu.has_fp8()) : prepare_device();
 }
 
-DeviceGemm::DeviceGemm(const GemmDesc& desc, bool is_fp8_mode, const GpuTraits& gpu, bool has_semaphores)
+DeviceGemm::DeviceGemm(const GemmDesc& desc, bool is_fp8_mode, const GpuTraits& gpu)
     : desc_(desc), gpu_(gpu), operands_(operands_of(desc, is_fp8_mode)) {
     if (gpu.is_portable()) {
-        plan_ = plan_portable(operands_, desc.m, desc.n, desc.k, gpu.num_sms, has_semaphores);
+        plan_ = plan_portable(operands_, desc.m, desc.n, desc.k, gpu.num_sms);
     } else {
-        config_ = choose_config(desc, gpu.num_sms, has_semaphores);
+        config_ = choose_config(desc, gpu.num_sms);
     }
 }
 

@@ -41,7 +41,7 @@ int prepare_gemm(const GpuTraits& gpu);
 class DeviceGemm {
   public:
     // is_fp8_mode: the weights are the upper plane alone; desc.precision says whether the activations are codes.
-    DeviceGemm(const GemmDesc& desc, bool is_fp8_mode, const GpuTraits& gpu, bool has_semaphores);
+    DeviceGemm(const GemmDesc& desc, bool is_fp8_mode, const GpuTraits& gpu);
 
     int64_t workspace_bytes() const;
     // As run_gemm.

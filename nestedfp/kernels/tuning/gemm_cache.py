@@ -9,11 +9,9 @@ import json
 import logging
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -25,8 +23,7 @@ QUERY = "clocks.max.sm,clocks.max.mem,power.limit,driver_version"
 logger = logging.getLogger("vllm.nestedfp")
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(NamedTuple):
     """What timings depend on beside the shape."""
 
     gpu: str
@@ -59,7 +56,7 @@ R = TypeVar("R")
 
 def path_of(kind: str, card: Card, n: int, k: int) -> Path:
     """The file of one kind, "gemm" or "mixed", card and layer shape."""
-    key = json.dumps([FORMAT, asdict(card), n, k], sort_keys=True)
+    key = json.dumps([FORMAT, card, n, k])
     return folder() / f"{kind}-{n}x{k}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
@@ -87,23 +84,10 @@ def load(kind: str, card: Card, n: int, k: int, reach: int, of_list: Callable[[A
 def save(kind: str, card: Card, n: int, k: int, reach: int, rows: Sequence[Any]) -> None:
     """Keep what was measured of one shape; a folder that cannot be written costs a warning and the next start's time."""
     path = path_of(kind, card, n, k)
+    part = path.with_name(f"{path.name}.{os.getpid()}")  # so that nobody reads half of it
     try:
-        write(path, json.dumps({"card": asdict(card), "reach": reach, "rows": rows}))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps({"card": card, "reach": reach, "rows": rows}))
+        part.replace(path)
     except OSError as error:
         logger.warning("times are not kept: %s cannot be written: %s", path, error)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file at once, so that nobody reads half of it.
-
-    Raises:
-        OSError: when that is not possible.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        file.write(text)
-    try:
-        os.replace(file.name, path)
-    except OSError:
-        os.unlink(file.name)
-        raise

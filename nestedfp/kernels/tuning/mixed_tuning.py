@@ -133,7 +133,8 @@ class MixedLayer:
         """
         n, k = self._weights[0].n, self._weights[0].k
         times: dict[MixedConfig, float] = {}
-        for config in spread_out(list(candidates(n, k, self._exact, self._fast, num_sms))):
+        found = list(candidates(n, k, self._exact, self._fast, num_sms))
+        for config in (found[i] for i in spread(range(len(found)))):  # any beginning has all kinds of them
             if time.monotonic() > until_s:
                 break
             times[config] = self.us(config)
@@ -164,11 +165,6 @@ class MixedLayer:
                 raise RuntimeError(
                     f"the mixed GEMM with config {config} is off by {error}, expected {MOST_ERROR} at most"
                 )
-
-
-def spread_out(values: Sequence[MixedConfig]) -> list[MixedConfig]:
-    """Order configs so that any beginning of the list has all kinds of them."""
-    return [values[i] for i in spread(range(len(values)))] if values else []
 
 
 def fast_rows(max_tokens: int) -> list[int]:

@@ -1,16 +1,7 @@
 """What this project can do on a GPU, by its compute capability. Pure but for gpu_kernels.is_portable and is_built."""
 
-from enum import StrEnum
-
 from nestedfp.kernels.gpu_kernels import HOPPER, PORTABLE_FROM, is_built, is_portable
 from nestedfp.vllm_plugin.options import PluginOptions
-
-
-class LinearPath(StrEnum):
-    """How linear layers run."""
-
-    KERNELS = "kernels"  # this project's kernels for a CPU or for Hopper: both precisions
-    PORTABLE = "portable"  # its portable kernels: both precisions
 
 
 def require_built() -> None:
@@ -26,8 +17,8 @@ def require_built() -> None:
         )
 
 
-def support(capability: tuple[int, int] | None, options: PluginOptions) -> LinearPath:
-    """Choose how an engine runs its linear layers.
+def runs_portable(capability: tuple[int, int] | None, options: PluginOptions) -> bool:
+    """Return whether an engine runs the portable kernels, instead of those for a CPU or for Hopper.
 
     Args:
         capability: the GPU's compute capability; None: a CPU.
@@ -37,11 +28,11 @@ def support(capability: tuple[int, int] | None, options: PluginOptions) -> Linea
         ValueError: for a GPU that the configuration does not say what to do on, or that has no kernels.
     """
     if capability is None or not is_portable(capability):
-        return LinearPath.KERNELS
+        return False
     if capability == HOPPER:
-        return LinearPath.PORTABLE  # a stand-in, by the environment's wish
+        return True  # a stand-in, by the environment's wish
     if options.unsupported_gpu == "portable" and capability >= PORTABLE_FROM:
-        return LinearPath.PORTABLE
+        return True
     found = f"{capability[0]}.{capability[1]}"
     portable = (
         "To serve both precisions through the portable kernels, which have never run on a card of that kind, set "

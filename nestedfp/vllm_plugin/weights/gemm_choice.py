@@ -55,8 +55,7 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
     shapes = weights_by_shape(model)
     if is_portable(torch.cuda.get_device_capability()):
         logger.info("GEMM tiles are chosen by the portable kernels' rule")
-        pinned = options.gemm_choice == "model" or options.fused_quantiser == "always"
-        library_route.choose(shapes, max_tokens, measure=not pinned)
+        library_route.choose(shapes, max_tokens, measure=options.gemm_choice == "measure")
         return
     if options.gemm_choice == "model" or not shapes:
         logger.info("GEMM configs are chosen by the cost model")
