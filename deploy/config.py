@@ -95,7 +95,7 @@ class EngineSection(FrozenModel):
         512  # on a GPU: one CUDA graph, attention included, for steps with prompts of up to so many tokens
     )
     fused_quantiser: Literal["auto", "never"] = (
-        "auto"  # norms and activations write what the linear layers read; auto: on Hopper; always: or refuse to start
+        "auto"  # norms and activations write what the linear layers read; auto: on Hopper
     )
     experts: Literal["auto", "nested", "plain"] = "auto"  # of a mixture; auto: nested on a CPU, plain FP16 on a GPU
     mixed_steps: bool = True  # steps may hold exact and fast requests, where the engine can run such steps
@@ -104,9 +104,6 @@ class EngineSection(FrozenModel):
     )
     grammar_cpu_s: Annotated[float, Field(gt=0, le=600)] = (
         3.0  # processor time that compiling the grammar of one structured output may take; more is refused with 400
-    )
-    unsupported_gpu: Literal["refuse", "portable"] = (
-        "refuse"  # what to do on a GPU other than Hopper; portable: both precisions, through the portable kernels
     )
     # Further arguments of vLLM's engine by their names, as vLLM spells them.
     extra: dict[str, Any] = Field(default_factory=dict)

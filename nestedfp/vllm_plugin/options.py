@@ -23,7 +23,6 @@ MOST_SLO_MS = 86_400_000
 CHOICES = {
     "experts": ("auto", "nested", "plain"),
     "step_costs": ("auto", "measure", "off"),
-    "unsupported_gpu": ("refuse", "portable"),
     "gemm_choice": ("measure", "model"),
     "fused_quantiser": ("auto", "never"),
 }
@@ -41,12 +40,10 @@ class PluginOptions:
         step_costs: whether the worker times its steps in both precisions when it starts, so that ``auto`` can leave FP8
             alone where it saves nothing: "measure", "off", or "auto", which measures on a GPU. On a CPU that other
             processes share, a short measurement says little.
-        unsupported_gpu: what to do on a GPU other than Hopper: "refuse", or "portable" to serve both precisions through the
-            portable kernels (compute capability 8.0 and newer) and, from numbers of tokens that are measured at the start, the
-            libraries' GEMMs (weights/library_route.py; gemm_choice "model" does without them).
-        gemm_choice: how a GPU's GEMM configs are chosen: "measure", by what configs take on this card, timed when an engine
-            with such layers first starts and kept on disk, or "model", by the cost model. Times of
-            another day may choose another order of additions, so that last bits differ between engines.
+        gemm_choice: how a GPU's GEMM configs are chosen, and on GPUs other than Hopper what goes to a library
+            (weights/library_route.py): "measure", by what they take on this card, timed when an engine with such layers first
+            starts and kept on disk, or "model", by the cost model, and no library. Times of another day may choose another order
+            of additions, so that last bits differ between engines.
         graph_tokens: CUDA graphs for steps of up to so many tokens, in both precisions, beyond the sizes that vLLM captures;
             0: vLLM's sizes alone.
         whole_graph_tokens: steps with prompts in them of up to so many tokens, ``graph_tokens`` at most, replay one graph with
@@ -66,7 +63,6 @@ class PluginOptions:
     experts: str = "auto"
     quantize_activations: bool = False
     step_costs: str = "auto"
-    unsupported_gpu: str = "refuse"
     gemm_choice: str = "measure"
     graph_tokens: int = 2048
     whole_graph_tokens: int = 512

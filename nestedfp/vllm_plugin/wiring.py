@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nestedfp.checkpoint import fingerprint, read_weights
 from nestedfp.eligible import ALL_LAYERS, REMEDY, require_fp8_layers
 from nestedfp.hooks import versions
+from nestedfp.kernels.gpu_kernels import is_portable
 from nestedfp.vllm_plugin import drafts, kv_cache, short_logs
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
 from nestedfp.vllm_plugin.ranks import gpu_support
@@ -143,21 +144,12 @@ def check_versions() -> None:
     Raises:
         ValueError: with the version, the tested ones, and what of vLLM differs from what the plugin needs.
     """
-    if (sentence := versions.untested(versions.TESTED)) is None:
-        return
     from vllm.logger import init_logger
 
     from nestedfp.hooks import compare
 
-    if found := compare.differences():
-        remedy = "install a tested version (python -m nestedfp.hooks lists what is needed)"
-        raise ValueError(f"{sentence}, and {len(found)} of its hooks differ: {'; '.join(found)}; {remedy}")
-    if not versions.allowed():
-        raise ValueError(
-            f"{sentence}; nothing that it hooks into differs; install a tested version, or set {versions.ALLOW_ENV}=1 to try "
-            "this one"
-        )
-    init_logger("vllm.nestedfp").warning("%s; %s=1 allows it", sentence, versions.ALLOW_ENV)
+    if warning := versions.check(versions.TESTED, compare.differences):
+        init_logger("vllm.nestedfp").warning("%s", warning)
 
 
 def checkpoint_key(config: "VllmConfig") -> str:
@@ -223,8 +215,8 @@ def check_fp8_layers(config: "VllmConfig") -> None:
     require_fp8_layers(choice, candidates(shapes))
 
 
-def wants_fusion(config: "VllmConfig", *, is_portable: bool) -> bool:
-    """Whether norms and activations are to be this project's, with the quantiser in them: on Hopper, where it was measured.
+def wants_fusion(config: "VllmConfig") -> bool:
+    """Whether norms and activations of an engine on Hopper are to be this project's, with the quantiser in them.
 
     Nothing else may read what they write, as LoRA adapters do, nor a pass of the user's be in the place of ours.
     """
@@ -234,8 +226,6 @@ def wants_fusion(config: "VllmConfig", *, is_portable: bool) -> bool:
     compilation = config.compilation_config
     return (
         PluginOptions.of(config).fused_quantiser == "auto"
-        and not is_portable
-        and not current_platform.is_cpu()
         and config.lora_config is None
         and (compilation.mode, compilation.backend) == (CompilationMode.VLLM_COMPILE, "inductor")
         and current_platform.pass_key not in compilation.inductor_compile_config
@@ -251,18 +241,17 @@ def choose_path(config: "VllmConfig") -> None:
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
 
-    capability = current_platform.get_device_capability()
-    found = None if capability is None else (capability.major, capability.minor)
-    is_portable = gpu_support.runs_portable(found, PluginOptions.of(config))
-    if found is not None:
-        gpu_support.require_built()
-    if not is_portable and found is not None:
-        # Programmatic dependent launch: the compiled kernels between the GEMMs say early that the next one may start, and
-        # the GEMMs load weights while they finish: 3 % of a decode step of one request in FP16 mode, 5 % in FP8 mode.
-        config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
-    if is_portable:
+    if (found := current_platform.get_device_capability()) is None:
+        return
+    capability = (found.major, found.minor)
+    gpu_support.require(capability)
+    if is_portable(capability):
         init_logger("vllm.nestedfp").warning("portable kernels: this GPU is not of the kind that they were measured on")
-    if wants_fusion(config, is_portable=is_portable):
+        return
+    # Programmatic dependent launch: the compiled kernels between the GEMMs say early that the next one may start, and
+    # the GEMMs load weights while they finish: 3 % of a decode step of one request in FP16 mode, 5 % in FP8 mode.
+    config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
+    if wants_fusion(config):
         from nestedfp.vllm_plugin.weights import fused_quantiser
 
         fused_quantiser.install(config)

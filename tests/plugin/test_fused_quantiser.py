@@ -144,24 +144,21 @@ def test_layers_that_keep_their_activations_in_fp8_mode_are_not_fused():
     assert counts(backend) == [0, 0, 0, 0, 4 * LAYERS]
 
 
-def test_where_nothing_is_said_a_hopper_fuses_and_nothing_else(monkeypatch):
+def test_where_nothing_is_said_a_hopper_fuses():
     from vllm.config.compilation import CompilationMode
     from vllm.platforms import current_platform
 
     from nestedfp.vllm_plugin import wiring
 
     config = engine_config()
-    assert not wiring.wants_fusion(config, is_portable=False), "a CPU runs no passes"
+    assert not wiring.wants_fusion(config), "a CPU runs no passes"
     config.compilation_config.mode, config.compilation_config.backend = CompilationMode.VLLM_COMPILE, "inductor"
-    assert not wiring.wants_fusion(config, is_portable=False), "a CPU"
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    assert wiring.wants_fusion(config, is_portable=False)
-    assert not wiring.wants_fusion(config, is_portable=True), "not measured there"
+    assert wiring.wants_fusion(config)
     config.additional_config["nestedfp"] = {"fused_quantiser": "never"}
-    assert not wiring.wants_fusion(config, is_portable=False)
+    assert not wiring.wants_fusion(config)
     config.additional_config["nestedfp"] = {}
     config.compilation_config.inductor_compile_config[current_platform.pass_key] = "theirs"
-    assert not wiring.wants_fusion(config, is_portable=False), "the place is taken"
+    assert not wiring.wants_fusion(config), "the place is taken"
 
 
 def test_the_pass_travels_with_the_configuration_and_changes_the_key_of_compiled_graphs():

@@ -75,18 +75,15 @@ def outcomes(tmp_path_factory):
         "nvfp4 kv": {"args": {"kv_cache_dtype": "nvfp4"}},
         "option": {"args": {"additional_config": {"nestedfp": {"quantise": True}}}},
         "option type": {"args": {"additional_config": {"nestedfp": {"quantize_activations": "yes"}}}},
-        "option choice": {"args": {"additional_config": {"nestedfp": {"unsupported_gpu": "fp8"}}}},
+        "option choice": {"args": {"additional_config": {"nestedfp": {"step_costs": "fp8"}}}},
         "hopper": {"args": {}, "capability": [9, 0]},
         "hopper, PDL off": {
             "args": {"compilation_config": {"inductor_compile_config": {"triton.enable_pdl": False}}},
             "capability": [9, 0],
         },
         "hopper, no nvcc": {"args": {}, "capability": [9, 0], "built": False},
-        "blackwell": {"args": {}, "capability": [10, 0]},
-        "ada, portable": {
-            "args": {"additional_config": {"nestedfp": {"unsupported_gpu": "portable"}}},
-            "capability": [8, 9],
-        },
+        "turing": {"args": {}, "capability": [7, 5]},
+        "ada": {"args": {}, "capability": [8, 9]},
         "served": {"args": {}, "serves": True},
         "served, TTFT": {"args": {"additional_config": {"nestedfp": {"slo": {"ttft_ms": 500}}}}, "serves": True},
         "served without": {"args": {"additional_config": {"nestedfp": {"slo": None}}}, "serves": True},
@@ -131,7 +128,7 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
     assert outcomes["good"]["pdl"] is None  # a CPU
     assert outcomes["hopper"]["pdl"] is True
     assert outcomes["hopper, PDL off"]["pdl"] is False
-    assert outcomes["ada, portable"]["pdl"] is None  # it cannot
+    assert outcomes["ada"]["pdl"] is None  # it cannot
 
 
 @pytest.mark.parametrize(
@@ -162,7 +159,7 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("nvfp4 kv", "leave kv_cache_dtype at 'auto'"),
         ("option", "keys out of"),
         ("option type", "must be of type bool"),
-        ("option choice", "must be one of ('refuse', 'portable'); got 'fp8'"),
+        ("option choice", "must be one of ('auto', 'measure', 'off'); got 'fp8'"),
         ("slo of nothing", "slo: expected milliseconds above 0"),
         ("slo unknown", "slo: expected milliseconds above 0"),
         ("slo is one number", "slo: expected milliseconds above 0"),
@@ -170,7 +167,7 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("slo unquantised", "set --quantization nestedfp, or remove the options"),
         ("negative size", "must be of type int from 0 on; got -1"),
         ("vLLM's own", "unknown ['max_num_seqs'], expected keys out of"),
-        ("blackwell", "this GPU has 10.0"),
+        ("turing", "this GPU has 7.5"),
         ("hopper, no nvcc", "with nvcc of CUDA 12.8 or newer there, install it again"),
         ("truncated", "model.safetensors: damaged safetensors file"),
     ],

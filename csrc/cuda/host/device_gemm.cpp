@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 #include <stdexcept>
+#include <string>
 
 #include "cuda/portable/launch.h"
 
@@ -62,13 +63,6 @@ int64_t DeviceGemm::workspace_bytes() const {
 int DeviceGemm::run(const GemmArgs& args, CUstream_st* stream, const char** message) const {
     return gpu_.is_portable() ? run_portable(desc_, operands_, plan_, args, stream, message)
                               : run_gemm(desc_, config_, args, gpu_.num_sms, stream, message);
-}
-
-std::string DeviceGemm::describe() const {
-    const int tile = gpu_.is_portable() ? plan_.tile : config_.tile;
-    const int split = gpu_.is_portable() ? plan_.split : config_.split;
-    return std::string(gpu_.is_portable() ? "portable tile " : "tile ") + std::to_string(tile) + ", split " +
-           std::to_string(split);
 }
 
 }  // namespace nestedfp::cuda

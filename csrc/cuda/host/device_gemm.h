@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "cuda/config/gemm.h"
 #include "cuda/host/launch.h"
@@ -46,8 +45,6 @@ class DeviceGemm {
     int64_t workspace_bytes() const;
     // As run_gemm.
     int run(const GemmArgs& args, CUstream_st* stream, const char** message) const;
-    // For messages.
-    std::string describe() const;
 
   private:
     const GemmDesc desc_;

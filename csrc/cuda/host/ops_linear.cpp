@@ -104,7 +104,7 @@ void multiply(const char* op, const Tensor& like, const Rows& rows, const Layer&
     }
     const char* message = "";
     const int error = gemm.run(args, device.stream(), &message);
-    STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ", ", gemm.describe(), ": ", message);
+    STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ": ", message);
 }
 
 // Both kinds of rows in one launch, which reads the weights once: all exact rows, then the fast ones of `fast`, by a
