@@ -21,9 +21,9 @@ RULE = {"exact_step_s": 0.03, "room_ttft_s": 0.165}
 TAKEN_S = RoomMargin().within(Mode.FP16, RULE["room_ttft_s"])  # by an engine that has learnt nothing
 
 
-def room(mode=Mode.FP16, *, decodes=0, line_tokens=0, busy_s=0.0, slack_s=inf):
-    """The room for first tokens within 165 ms, in steps of 30 ms."""
-    rule = StepRule(exact_step_s=0.03, room_ttft_s=0.165 / (1 - USUAL_MARGIN))
+def room(mode=Mode.FP16, *, ttft_s=0.165, decodes=0, line_tokens=0, busy_s=0.0, slack_s=inf):
+    """The room for first tokens within so many seconds, in steps of 30 ms."""
+    rule = StepRule(exact_step_s=0.03, room_ttft_s=ttft_s / (1 - USUAL_MARGIN))
     given = {"decodes": decodes, "line_tokens": line_tokens, "ends_s": busy_s, "slack_s": slack_s}
     return StepWatch(2048, COSTS).room(rule, mode, 0.0, **given)
 
