@@ -87,17 +87,14 @@ class EngineSection(FrozenModel):
     graph_tokens: Annotated[int, Field(ge=0)] = 2048  # on a GPU: CUDA graphs for steps of up to so many tokens
     # On a GPU: one CUDA graph, attention included, for steps with prompts of up to so many tokens.
     whole_graph_tokens: Annotated[int, Field(ge=0)] = 512
-    # Norms and activations write what the linear layers read; auto: on Hopper; always: or refuse to start.
-    fused_quantiser: Literal["auto", "always", "never"] = "auto"
+    # Norms and activations write what the linear layers read; auto: on Hopper.
+    fused_quantiser: Literal["auto", "never"] = "auto"
     experts: Literal["auto", "nested", "plain"] = "auto"  # of a mixture; auto: nested on a CPU, plain FP16 on a GPU
     mixed_steps: bool = True  # steps may hold exact and fast requests, where the engine can run such steps
     # Which layers fast steps compute in FP8: all, mlp (all but attention), or patterns of their names.
     fp8_layers: str | list[str] = ALL_LAYERS
     # Processor time that compiling the grammar of one structured output may take; more is refused with 400.
     grammar_cpu_s: Annotated[float, Field(gt=0, le=600)] = 3.0
-    fp16_reads_fp8_blocks: bool = False  # under fp16, reuse prefix-cache blocks that FP8 steps wrote, and disclose it
-    # What to do on a GPU other than Hopper; portable: both precisions, through the portable kernels.
-    unsupported_gpu: Literal["refuse", "portable"] = "refuse"
     # Further arguments of vLLM's engine by their names, as vLLM spells them.
     extra: dict[str, Any] = Field(default_factory=dict)
     cpu_threads: Annotated[int, Field(ge=1)] | None = None  # per tensor-parallel rank; None: cores / (replicas * ranks)

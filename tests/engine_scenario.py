@@ -1,14 +1,11 @@
 """Runs vLLM engines, one after the other, through lists of generations; the tests start it as a process.
 
 Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "rule", "prompts", "max_tokens",
-"extra_args", "params", "exact", "adapters"}], "compiled": bool}; every engine does all
-runs. "adapters": of each prompt the arguments of a LoRARequest, or null. "extra_args": of all prompts, or a list with
-those of each. "exact": the numbers of prompts that are exact in every
-step of a run, the others being fast (mixed_steps.py). "compiled"
-makes vLLM compile its graphs on a CPU as on a GPU, passes and all, which it leaves out otherwise.
+"extra_args", "params", "exact", "adapters"}]}; every engine does all runs. "adapters": of each prompt the arguments of a
+LoRARequest, or null. "extra_args": of all prompts, or a list with those of each. "exact": the numbers of prompts that are exact in
+every step of a run, the others being fast (mixed_steps.py).
 Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "logprobs": [[[best, second]]], "margins": [[...]],
-"precision": [precision_tokens], "stats": {...}, "draft_modes": [modes of a drafter's nested layers]...}]], "fused": [linear
-layers that the fused quantiser fused]}.
+"precision": [precision_tokens], "stats": {...}, "draft_modes": [modes of a drafter's nested layers]...}]]}.
 
 The engine core of a single rank runs in this process: another one, and a third for the worker, would import vLLM anew,
 which is most of the time that a start takes. The tests of the service have them all.
@@ -45,41 +42,12 @@ def main() -> None:
     scenario = json.load(sys.stdin)
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    from nestedfp.vllm_plugin.weights import fused_quantiser
-
-    if scenario.get("compiled"):
-        compile_on_cpu()
     engines: list[Any] = []
-    fused: list[int] = []
-    fuse = fused_quantiser.fuse
-
-    def counted(graph: Any) -> int:
-        fused[-1] += (count := fuse(graph))
-        return count
-
-    fused_quantiser.fuse = counted
     for engine in scenario["engines"]:
-        fused.append(0)
         engines.append(run_engine(engine, scenario["runs"], scenario.get("nested", True)))
         gc.collect()
         cleanup_dist_env_and_memory()
-    print(json.dumps({"engines": engines, "fused": fused}), flush=True)
-
-
-def compile_on_cpu() -> None:
-    """Have vLLM's CPU platform leave the compilation as a GPU's leaves it."""
-    from vllm.config import CompilationMode
-    from vllm.platforms.cpu import CpuPlatform
-
-    original = CpuPlatform.check_and_update_config
-
-    def check_and_update_config(cls, vllm_config) -> None:
-        original(vllm_config)
-        compilation = vllm_config.compilation_config
-        compilation.mode, compilation.backend = CompilationMode.VLLM_COMPILE, "inductor"
-        compilation.ir_enable_torch_wrap, compilation.compile_sizes = True, []
-
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    print(json.dumps({"engines": engines}), flush=True)
 
 
 def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool) -> list[dict[str, Any]]:
@@ -89,7 +57,7 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
 
     from nestedfp.steps.step_rule import StepRule
     from nestedfp.vllm_plugin import control
-    from nestedfp.vllm_plugin.frontend import counts_of, usage_of
+    from nestedfp.vllm_plugin.frontend import collected, usage_of
 
     if any("exact" in run for run in runs):
         options = engine.get("additional_config", {}).get("nestedfp", {})
@@ -120,7 +88,8 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
         try:
             with exact_requests(llm, run["exact"]) if "exact" in run else nullcontext([]) as mixed:
                 adapters = [given and LoRARequest(*given) for given in run.get("adapters", [])]
-                outputs = llm.generate(run["prompts"], params, use_tqdm=False, lora_request=adapters or None)
+                with collected() as counts:
+                    outputs = llm.generate(run["prompts"], params, use_tqdm=False, lora_request=adapters or None)
         except Exception as error:
             results.append({"error": f"{type(error).__name__}: {error}"})
             continue
@@ -130,7 +99,7 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
                 "logprobs": [[best_two(step) for step in output.outputs[0].logprobs] for output in outputs],
                 "margins": [[margin(step) for step in output.outputs[0].logprobs] for output in outputs],
                 "prompt_tokens": [len(output.prompt_token_ids) for output in outputs],
-                "precision": [usage_of(counts_of(output)) for output in outputs] if nested else None,
+                "precision": [usage_of(counts[each]) for each in counts.ids] if nested else None,
                 "stats": control.stats(llm) if nested else None,
                 "draft_modes": sorted(draft_modes),
                 "mixed_steps": mixed,

@@ -20,7 +20,7 @@ def main() -> None:
     from vllm import LLM, PoolingParams
 
     from nestedfp.vllm_plugin import control
-    from nestedfp.vllm_plugin.frontend import counts_of, usage_of
+    from nestedfp.vllm_plugin.frontend import collected, usage_of
 
     llm = LLM(**{"dtype": "float16", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 512, **scenario["engine"]})
     runs = []
@@ -28,14 +28,17 @@ def main() -> None:
         control.set_directive(llm, run["mode"])
         params = PoolingParams(extra_kwargs=run.get("extra_kwargs"))
         try:
-            made = llm.encode(scenario["prompts"], pooling_params=params, pooling_task=scenario["task"], use_tqdm=False)
+            with collected() as counts:
+                made = llm.encode(
+                    scenario["prompts"], pooling_params=params, pooling_task=scenario["task"], use_tqdm=False
+                )
         except Exception as error:
             runs.append({"error": f"{type(error).__name__}: {error}"})
             continue
         runs.append(
             {
                 "vectors": [each.outputs.data.tolist() for each in made],
-                "precision": [usage_of(counts_of(each)) for each in made],
+                "precision": [usage_of(counts[each]) for each in counts.ids],
             }
         )
     print(json.dumps({"runs": runs}), flush=True)

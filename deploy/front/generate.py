@@ -35,7 +35,7 @@ from deploy.metrics.request_metrics import RequestOutcome
 from deploy.replica.health_routes import GivenUp
 from nestedfp.answers import Answer
 from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.frontend import Collected, collected, counts_of
+from nestedfp.vllm_plugin.frontend import Collected, collected, total
 from nestedfp.vllm_plugin.options import KV_IS_FP8
 from nestedfp.vllm_plugin.scheduling.pin import PIN_HEADER, AskedPrecision
 from nestedfp.vllm_plugin.serving.disclosure import disclose
@@ -283,7 +283,7 @@ class Generate:
                         part.stop_reason,
                         prompt_tokens,
                         context.completion_tokens,
-                        counts_of(output),
+                        total(context.counts.values()) if context.counts else None,
                     )
                 elif not part.text and not new_tokens and not context.begun:
                     continue  # a part of the prompt was computed

@@ -16,16 +16,11 @@ class Hooks:
         text: a name a line, ``module:path``, with the parameters that are counted on, in this order; without any the name alone
             matters. ``module:Class#name`` is an attribute of its instances; of names between ``|`` one must be there. A ``*``
             before it: it is for users and makers of plugins; all others are private.
-        ours: our classes that stand for these classes of vLLM's: their methods must take vLLM's calls, and none of its abstract
-            methods may be lacking.
-        calls: where vLLM calls these methods: module and receiver.
     """
 
     owner: str
     reason: str
     text: str
-    ours: tuple[str, ...] = ()
-    calls: tuple[tuple[str, str], ...] = ()
 
     @property
     def names(self) -> dict[str, Parameters | None]:
@@ -40,11 +35,6 @@ def lines_of(text: str) -> list[str]:
     """Return a table's lines; one that ends with a comma goes on."""
     return [line.strip() for line in re.sub(r",\s+", ", ", text).strip().splitlines()]
 
-
-SCHEDULER_CALLS = (
-    ("vllm.v1.core.sched.scheduler", "self"),
-    ("vllm.v1.engine.core", "self.scheduler"),
-)
 
 # With a star: vLLM's own documentation has them: the configuration's reference (vllm.config exports them), out-of-tree quantization
 # methods, model loaders, model code, custom ops, vLLM IR, attention backends, CUDA graphs, and the worker's interface under
@@ -88,9 +78,6 @@ HOOKS = (
         vllm.v1.engine.output_processor:OutputProcessor.add_request(self, request, prompt, parent_req, request_index)
         vllm.v1.engine.output_processor:OutputProcessor.process_outputs(self, engine_core_outputs)
         vllm.v1.engine.output_processor:OutputProcessor#request_states
-        vllm.v1.engine.output_processor:RequestState._new_request_output(self, external_req_id, outputs, finished)
-        *vllm.outputs:PoolingRequestOutput
-        *vllm.outputs:RequestOutput.add(self, next_output, aggregate)
         """,
     ),
     Hooks(
@@ -108,8 +95,6 @@ HOOKS = (
         vllm.v1.request:Request#num_output_placeholders
         vllm.v1.request:RequestStatus.PREEMPTED
         """,
-        ("PrecisionMixin",),
-        SCHEDULER_CALLS,
     ),
     Hooks(
         "scheduling/waiting",
@@ -128,8 +113,6 @@ HOOKS = (
         vllm.v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output)
         vllm.v1.core.sched.scheduler:Scheduler#max_num_scheduled_tokens
         """,
-        ("PrecisionMixin",),
-        SCHEDULER_CALLS,
     ),
     Hooks(
         "scheduling",
@@ -156,8 +139,6 @@ HOOKS = (
         vllm.v1.core.block_pool:BlockPool.move_block_hashes(self, src_block, dst_block)
         vllm.v1.core.block_pool:BlockPool.evict_blocks(self, block_ids)
         """,
-        ("PrecisionMixin",),
-        SCHEDULER_CALLS,
     ),
     Hooks(
         "weights",
@@ -177,7 +158,6 @@ HOOKS = (
         *vllm.config:get_current_vllm_config()
         vllm.distributed.parallel_state:get_tp_group()
         """,
-        ("NestedFPConfig", "OnlineNestedLinear", "StoredNestedLinear"),
     ),
     Hooks(
         "weights/experts/experts",
@@ -208,7 +188,6 @@ HOOKS = (
         *vllm.ir.ops:fused_add_rms_norm
         *vllm.model_executor.layers.activation:SiluAndMul.forward_native(x)
         """,
-        ("FuseQuantiser",),
     ),
     Hooks(
         "weights/library_route",
@@ -258,8 +237,6 @@ HOOKS = (
         vllm.v1.core.kv_cache_utils|vllm.v1.core.kv_cache_planning:check_enough_kv_cache_memory(vllm_config,
             kv_cache_spec, available_memory)
         """,
-        ("NestedFPWorker", "_TimedOutput"),
-        (("vllm.v1.executor.uniproc_executor", "self.driver_worker"),),
     ),
     Hooks(
         "lora/cpu_slots",
@@ -292,8 +269,6 @@ HOOKS = (
             uniform_token_count, num_active_loras, max_query_len)
         vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager._init_candidates(self)
         """,
-        ("DualPrecisionGraphManager",),
-        (("vllm.v1.worker.gpu.dp_utils", "cudagraph_manager"),),
     ),
 )
 

@@ -6,7 +6,7 @@ then compute something else than it says. It is refused, unless ``NESTEDFP_ALLOW
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
@@ -40,21 +40,23 @@ def untested(tested: Mapping[str, tuple[str, ...]]) -> str | None:
     return f"nestedfp was not tested with {' and '.join(others)}" if others else None
 
 
-def allowed() -> bool:
-    """Whether somebody says that versions that were not tested may run."""
-    return os.environ.get(ALLOW_ENV) == "1"
-
-
-def check(tested: Mapping[str, tuple[str, ...]]) -> str | None:
+def check(tested: Mapping[str, tuple[str, ...]], differences: Callable[[], Sequence[str]] = list) -> str | None:
     """Refuse versions that were not tested.
 
+    Args:
+        differences: returns what of them differs from what is needed.
+
     Returns:
-        A warning where they are allowed all the same, else None.
+        A warning where they are allowed all the same and nothing differs, else None.
 
     Raises:
-        ValueError: with the version, the tested ones and how to allow it.
+        ValueError: with the version, the tested ones, and what differs or how to allow it.
     """
-    sentence = untested(tested)
-    if sentence is None or allowed():
-        return sentence
+    if (sentence := untested(tested)) is None:
+        return None
+    if found := differences():
+        remedy = "install a tested version (python -m nestedfp.hooks lists what is needed)"
+        raise ValueError(f"{sentence}, and {len(found)} of its hooks differ: {'; '.join(found)}; {remedy}")
+    if os.environ.get(ALLOW_ENV) == "1":
+        return f"{sentence}; {ALLOW_ENV}=1 allows it"
     raise ValueError(f"{sentence}; install a tested version, or set {ALLOW_ENV}=1 to try this one")

@@ -12,12 +12,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from nestedfp.kernels.gpu_kernels import is_portable
+from nestedfp.kernels.gpu_kernels import is_portable, library_path
 from nestedfp.modes import CODES, Mode
 
 FP16, FP8 = CODES[Mode.FP16], CODES[Mode.FP8]
@@ -32,8 +31,7 @@ BLOCK_ROWS = BLOCK_COLS = 64  # of a block of the lower plane; the upper plane i
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(NamedTuple):
     """A compiled tile and how K is split (csrc/cuda/config/gemm.h); split 0 is Stream-K (STREAM_K)."""
 
     tile: int
@@ -43,11 +41,10 @@ class Config:
 
     def fields(self) -> "ctypes.Array[ctypes.c_int]":
         """As the C functions take it."""
-        return (_INT * 4)(self.tile, self.split, self.tail_only, self.global_workspace)
+        return (_INT * 4)(*self)
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """A compiled kernel (csrc/cuda/config/tiles.h)."""
 
     precision: int
@@ -80,15 +77,7 @@ def library() -> ctypes.CDLL:
     Raises:
         ImportError: when they are not installed.
     """
-    path = os.environ.get("NESTEDFP_CUDA_LIBRARY")
-    if path is None:
-        spec = find_spec("nestedfp_cuda_C")
-        if spec is None or spec.origin is None:
-            raise ImportError(
-                "nestedfp_cuda_C is not installed: build on a machine with nvcc, or set NESTEDFP_CUDA_LIBRARY"
-            )
-        path = spec.origin
-    lib = ctypes.CDLL(path)
+    lib = ctypes.CDLL(os.environ.get("NESTEDFP_CUDA_LIBRARY") or library_path())
     problem: list[Any] = [_INT, _LONG, _LONG, _LONG, _INT, ctypes.POINTER(_INT)]
     lib.nestedfp_predict.argtypes, lib.nestedfp_predict.restype = problem, ctypes.c_double
     lib.nestedfp_choose.argtypes = problem

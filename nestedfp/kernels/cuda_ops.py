@@ -18,12 +18,11 @@ Measured times: docs/benchmarks.md.
 """
 
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 
 import nestedfp.kernels.ops  # noqa: F401  registers the schemas that the library implements
-from nestedfp.kernels.gpu_kernels import PORTABLE_FROM, is_built
+from nestedfp.kernels.gpu_kernels import PORTABLE_FROM, is_built, library_path
 
 __all__ = ["is_built", "is_supported", "load"]
 
@@ -40,14 +39,8 @@ def load() -> None:
     Raises:
         ImportError: when the library is not installed, or cannot be loaded.
     """
-    spec = find_spec("nestedfp_cuda_C")
-    if spec is None or spec.origin is None:
-        raise ImportError(
-            "nestedfp.kernels.cuda_ops: the compiled library nestedfp_cuda_C is not installed; build with nvcc (CUDA 12.8 or "
-            "newer) on the PATH: 'pip install --no-build-isolation .'"
-        )
     try:
-        torch.ops.load_library(spec.origin)  # type: ignore[no-untyped-call]
+        torch.ops.load_library(library_path())  # type: ignore[no-untyped-call]
     except OSError as error:
         raise ImportError(
             f"nestedfp.kernels.cuda_ops: nestedfp_cuda_C cannot be loaded ({error}); it needs a CUDA build of torch >= 2.11"

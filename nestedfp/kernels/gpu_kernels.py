@@ -33,5 +33,19 @@ def is_portable(capability: tuple[int, int]) -> bool:
 
 def is_built() -> bool:
     """Whether the installation has the CUDA kernels."""
+    return find_spec("nestedfp_cuda_C") is not None
+
+
+def library_path() -> str:
+    """Return the file of the CUDA kernels.
+
+    Raises:
+        ImportError: the installation has none.
+    """
     spec = find_spec("nestedfp_cuda_C")
-    return spec is not None and spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise ImportError(
+            "the compiled library nestedfp_cuda_C is not installed; build with nvcc (CUDA 12.8 or newer) on the PATH: 'pip install "
+            "--no-build-isolation .'"
+        )
+    return spec.origin

@@ -275,28 +275,20 @@ def _fake_linear_carried(
     n: int,
     k: int,
 ) -> torch.Tensor:
-    activations.check_columns("linear_carried", k)
-    if carrier.shape[-1] != k:
-        raise RuntimeError(
-            f"nestedfp::linear_carried: expected carrier of shape [..., k={k}], got {list(carrier.shape)}"
-        )
     return carrier.new_empty(*carrier.shape[:-1], n)
 
 
 def _fake_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    activations.check_norm("rms_norm", x, weight)
     return x.new_empty(x.shape), activations.empty_scales(x)
 
 
 def _fake_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    activations.check_norm("add_rms_norm", x, weight, residual)
     return x.new_empty(x.shape), activations.empty_scales(x), x.new_empty(x.shape)
 
 
 def _fake_silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    activations.check_gated(x)
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2), activations.empty_scales(x)
 
 

@@ -8,7 +8,6 @@ computed at a rate, and the time that is left of the deadline, less the step tha
 from dataclasses import dataclass
 
 from nestedfp.modes import Mode
-from nestedfp.steps.step_times import StepTimes
 
 USUAL_MARGIN = 0.1  # of the time that first tokens may take
 MOST_MARGIN = 0.5
@@ -66,44 +65,3 @@ class RoomMargin:
         if self._ttft_s:
             change = LEARN if took_s > self._ttft_s else -LEARN * LATE_SHARE / (1 - LATE_SHARE)
             self._learnt = min(MOST_MARGIN, max(0.0, self._learnt + change))
-
-
-def prompt_room(
-    times: StepTimes,
-    mode: Mode,
-    *,
-    decodes: int,
-    line_tokens: int,
-    busy_s: float,
-    slack_s: float,
-    ttft_s: float,
-    step_s: float,
-    budget_tokens: int,
-) -> PromptRoom:
-    """Return the room of an engine.
-
-    Args:
-        times: what steps take.
-        mode: that the engine is directed to; under ``auto`` FP8, which it runs where it must.
-        decodes: requests that get a token in every step.
-        line_tokens: of prompts, still to be computed.
-        busy_s: until the step that runs has ended.
-        slack_s: until the next token of those that decode must be there; infinity: none decodes.
-        ttft_s: that first tokens may take.
-        step_s: that a step may take.
-        budget_tokens: the most tokens of a step.
-    """
-    chunk = times.prompt_tokens_within(mode, step_s, decodes, budget_tokens)
-    took_s = times.predicted_s(mode, decodes + chunk, with_prompts=True)
-    if chunk == 0 or took_s <= 0:
-        return PromptRoom(-line_tokens, 0, 0.0)
-    per_s = chunk / took_s
-    full = max(0, int(per_s * (ttft_s - took_s)))
-    # One more prompt would have the decodes wait for too long a step.
-    room = int(per_s * (ttft_s - took_s - busy_s)) if slack_s >= took_s else 0
-    return PromptRoom(room - line_tokens, full, per_s)
-
-
-def capacity_tokens_per_s(times: StepTimes, mode: Mode, step_s: float, budget_tokens: int) -> float:
-    """Return the tokens per second, of prompts and answers together, of an engine whose steps take ``step_s`` seconds."""
-    return times.prompt_tokens_within(mode, step_s, 0, budget_tokens) / step_s

@@ -6,7 +6,7 @@ reads half the weight bytes but quantises its activations first, so small steps 
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 MIN_GAIN = 0.05  # FP8 pays when it saves at least this share of the FP16 step: above the noise of a short measurement
@@ -54,13 +54,9 @@ class MixedCosts:
         first, second = (ms[column] + right * (ms[min(column + 1, len(ms) - 1)] - ms[column]) for ms in rows)
         return first + down * (second - first)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON keeps them; ``of_dict`` undoes it."""
-        return {"exact_tokens": self.exact_tokens, "fast_tokens": self.fast_tokens, "ms": self.ms}
-
     @classmethod
     def of_dict(cls, fields: Mapping[str, Any]) -> "MixedCosts":
-        """Undo ``as_dict``."""
+        """Return them from their fields, as ``StepCosts.report`` and JSON have them."""
         return cls(tuple(fields["exact_tokens"]), tuple(fields["fast_tokens"]), tuple(map(tuple, fields["ms"])))
 
 
@@ -148,7 +144,7 @@ class StepCosts:
 
     def report(self) -> dict[str, Any]:
         """Return everything in the form in which costs travel between processes."""
-        return {"steps": self.as_lists(), "mixed": None if self.mixed is None else self.mixed.as_dict()}
+        return {"steps": self.as_lists(), "mixed": None if self.mixed is None else asdict(self.mixed)}
 
 
 def slowest(ranks: Sequence[Mapping[str, Any] | None]) -> StepCosts | None:

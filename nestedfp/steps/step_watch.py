@@ -4,7 +4,7 @@ Pure and standard library only: the engine's scheduler and the simulated engine 
 """
 
 from nestedfp.modes import Mode
-from nestedfp.steps.prompt_room import PromptRoom, RoomMargin, capacity_tokens_per_s, prompt_room
+from nestedfp.steps.prompt_room import PromptRoom, RoomMargin
 from nestedfp.steps.step_costs import StepCosts
 from nestedfp.steps.step_rule import StepRule
 from nestedfp.steps.step_times import StepTimes
@@ -45,7 +45,7 @@ class StepWatch:
 
         Args:
             rule: with the time of steps and first tokens.
-            mode: that the engine is directed to; under ``auto`` FP8.
+            mode: that the engine is directed to; under ``auto`` FP8, which it runs where it must.
             now_s: the present.
             decodes: requests that get a token in every step.
             line_tokens: of prompts, still to be computed.
@@ -54,17 +54,17 @@ class StepWatch:
         """
         if rule.room_ttft_s is None or rule.exact_step_s is None or not self.times.are_measured:
             return None
-        room = prompt_room(
-            self.times,
-            mode,
-            decodes=decodes,
-            line_tokens=line_tokens,
-            busy_s=max(0.0, ends_s - now_s),
-            slack_s=slack_s,
-            ttft_s=self.margin.within(mode, rule.room_ttft_s),
-            step_s=rule.exact_step_s,
-            budget_tokens=self._budget_tokens,
-        )
+        ttft_s, step_s = self.margin.within(mode, rule.room_ttft_s), rule.exact_step_s
+        chunk = self.times.prompt_tokens_within(mode, step_s, decodes, self._budget_tokens)
+        took_s = self.times.predicted_s(mode, decodes + chunk, with_prompts=True)
+        if chunk == 0 or took_s <= 0:
+            room = PromptRoom(-line_tokens, 0, 0.0)
+        else:
+            per_s = chunk / took_s
+            full = max(0, int(per_s * (ttft_s - took_s)))
+            # One more prompt would have the decodes wait for too long a step.
+            left = int(per_s * (ttft_s - took_s - max(0.0, ends_s - now_s))) if slack_s >= took_s else 0
+            room = PromptRoom(left - line_tokens, full, per_s)
         self.margin.said(mode, rule.room_ttft_s, room)
         return room
 
@@ -72,4 +72,5 @@ class StepWatch:
         """Return what steps of ``exact_step_s`` compute in a second; None: the rule does not ask, or no step was measured."""
         if rule.exact_step_s is None or not self.times.are_measured:
             return None
-        return capacity_tokens_per_s(self.times, mode, rule.exact_step_s, self._budget_tokens)
+        prompts = self.times.prompt_tokens_within(mode, rule.exact_step_s, 0, self._budget_tokens)
+        return prompts / rule.exact_step_s

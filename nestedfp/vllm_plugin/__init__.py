@@ -1,18 +1,15 @@
 """The vLLM plugin: everything that touches vLLM lives in this folder.
 
     wiring.py      checks an engine's configuration and fills in our scheduler and worker
-    quant.py       the quantisation method ``nestedfp``: which layers are nested, from which kind of checkpoint
-    layers.py      the two linear methods: convert a plain checkpoint while loading, or load stored planes
-    scheduler.py   decides the precision of every step and attaches it to the step's SchedulerOutput
-    worker.py      applies the attached precision around the model's forward pass
-    exact_blocks.py  which KV blocks FP8 steps have written
-    load_check.py  whether a load has set all of a model to finite values
-    coverage.py    which share of a model's weights has an FP8 mode
-    accounting.py  tokens computed per precision, for each request and for the engine (pure)
+    weights/       the quantisation method ``nestedfp``: nested layers and experts, the choice of their kernels
+    loading/       whether a load has set all of a model to finite values
+    scheduling/    decides the precision of every step, attaches it to the SchedulerOutput, counts tokens
+    directives/    the line by which the service directs an engine
+    ranks/         applies the attached precision around the model's forward pass; CUDA graphs, timing, self-check
+    frontend.py    checks requests, and hands their token counts to the front end
     serving/       a plain ``vllm serve``: pins, disclosure, metrics, directives, the SLO from the start
-    package_name.py  the CPU build's package under vLLM's name
-    short_logs.py  one line instead of a stack for a bad request
-    frontend.py    checks the pin of a request and hands each request's token counts to the front end
+    lora/          adapters
+    evaluation/    the engines of ``nestedfp eval``
 
 vLLM calls ``register`` in every process that it starts: front end, engine core and workers.
 """

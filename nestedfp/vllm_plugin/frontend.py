@@ -3,17 +3,9 @@
 ``install`` wraps methods of vLLM's front end, all of which run in its process.
 
 Counts: the engine sends the counts of a sequence with the output that finishes it, or with every output where the front
-end may end the request itself (stop strings). There are two ways to read them:
-
-    Who consumes the ``RequestOutput`` objects of ``AsyncLLM.generate`` or ``LLM.generate`` calls ``counts_of(output)`` on the
-    one with ``finished=True``. None means that the engine never said: the request was aborted.
-
-    Who has vLLM's own handlers consume them (``/v1/completions``...) wraps the handler in ``with collected() as counts:``;
-    the dictionary gains an entry for each sequence when it finishes.
-
-``usage_of(counts)`` and ``usage_of(total(counts.values()))`` make ``usage.precision_tokens`` of them. The counts hang on the
-request's own objects and go with them: nothing is looked up by request ids, which clients may choose and use twice, and
-nothing stays behind when a request is aborted or nobody asks.
+end may end the request itself (stop strings). Who adds requests to the engine within ``with collected() as counts:`` finds an
+entry for each sequence in it that has finished, and none for one that was aborted. ``usage_of(total(counts.values()))`` makes
+``usage.precision_tokens`` of them. Nothing stays behind when a request is aborted or nobody asks.
 
 With ``n > 1`` each of the n sequences is a request of its own in the engine, and all are added up, prompts too: prompt counts
 add up to n times the prompt's length. A sequence that read what its sibling computed says ``cached``, one that computed the
@@ -32,7 +24,7 @@ from nestedfp.vllm_plugin.options import KV_IS_FP8, rounds_kv
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts, total, usage_of
 from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision, is_pinned
 
-__all__ = ["Collected", "check_pin", "check_token_ids", "collected", "counts_of", "install", "total", "usage_of"]
+__all__ = ["Collected", "check_pin", "check_token_ids", "collected", "install", "total", "usage_of"]
 
 _SALT = secrets.token_hex(16)  # which no client can know
 
@@ -66,15 +58,6 @@ class Collected(dict[str, TokenCounts]):
 
 
 _collecting: ContextVar[Collected | None] = ContextVar("nestedfp_collecting", default=None)
-
-
-def counts_of(output: Any) -> TokenCounts | None:
-    """Return the counts over all sequences of a finished ``RequestOutput`` or ``PoolingRequestOutput``.
-
-    None: the output does not finish its request, or the engine never said (the request was aborted).
-    """
-    counts: TokenCounts | None = getattr(output, "nestedfp_counts", None)
-    return counts
 
 
 @contextmanager
@@ -166,14 +149,13 @@ def keep_encodings_apart(request: Any) -> None:
 def install() -> None:
     """Wrap vLLM's methods. Idempotent."""
     from vllm.exceptions import VLLMValidationError
-    from vllm.outputs import PoolingRequestOutput, RequestOutput
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.engine.output_processor import OutputProcessor
 
     if getattr(InputProcessor.process_inputs, "_nestedfp", False):
         return
     process_inputs, process_outputs = InputProcessor.process_inputs, OutputProcessor.process_outputs
-    add_request, merge = OutputProcessor.add_request, RequestOutput.add
+    add_request = OutputProcessor.add_request
 
     @functools.wraps(process_inputs)
     def checked(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,9 +175,11 @@ def install() -> None:
         self: Any, request: Any, prompt: Any, parent_req: Any = None, request_index: int = 0, *args: Any, **kwargs: Any
     ) -> None:
         add_request(self, request, prompt, parent_req, request_index, *args, **kwargs)
-        if (state := self.request_states.get(request.request_id)) is not None:
-            state.nestedfp_parent = parent_req
-            _collect(state, request, is_first=request_index == 0)
+        state, collecting = self.request_states.get(request.request_id), _collecting.get()
+        if state is not None and collecting is not None:
+            state.nestedfp_collecting = collecting
+            tokens = request.prompt_embeds if request.prompt_token_ids is None else request.prompt_token_ids
+            collecting.added(state.request_id, 0 if request_index else len(tokens))
 
     @functools.wraps(process_outputs)
     def received(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
@@ -206,21 +190,14 @@ def install() -> None:
             params = output.kv_transfer_params
             if params and (counts := params.pop(COUNTS_KEY, None)) is not None:
                 output.kv_transfer_params = params or None
-                if state is not None:
-                    _record(state, TokenCounts(*counts))
+                if collecting is not None:
+                    collecting[state.request_id] = TokenCounts(*counts)
         return process_outputs(self, engine_core_outputs, *args, **kwargs)
 
-    @functools.wraps(merge)
-    def merged(self: Any, next_output: Any, aggregate: bool) -> None:
-        merge(self, next_output, aggregate)
-        self.nestedfp_counts = next_output.nestedfp_counts
-
     checked._nestedfp = True  # type: ignore[attr-defined]
-    RequestOutput.nestedfp_counts = PoolingRequestOutput.nestedfp_counts = None
     InputProcessor.process_inputs = checked  # type: ignore[method-assign]
     OutputProcessor.add_request = added  # type: ignore[method-assign]
     OutputProcessor.process_outputs = received  # type: ignore[method-assign]
-    RequestOutput.add = merged  # type: ignore[method-assign]
 
 
 def _take(processor: Any, adapter: Any) -> None:
@@ -239,36 +216,9 @@ def _take(processor: Any, adapter: Any) -> None:
         raise VLLMValidationError(str(error), parameter="lora_request") from None
 
 
-def _collect(state: Any, request: Any, *, is_first: bool) -> None:
-    if (collecting := _collecting.get()) is not None:
-        state.nestedfp_collecting = collecting
-        prompt = request.prompt_embeds if request.prompt_token_ids is None else request.prompt_token_ids
-        collecting.added(state.request_id, len(prompt) if is_first else 0)
-
-
 def _ask(params: Any) -> None:
     """Put what a request asks for beside its ``SamplingParams`` or ``PoolingParams`` into them."""
     collecting = _collecting.get()
     if collecting is not None and (asked := collecting.asked) is not None:
         name = "extra_args" if hasattr(params, "extra_args") else "extra_kwargs"
         setattr(params, name, {**(getattr(params, name) or {}), PIN_KEY: asked.value})
-
-
-def _record(state: Any, counts: TokenCounts) -> None:
-    """Hang the counts so far of one sequence on its request: on the parent's where ``n > 1``."""
-    owner = state.nestedfp_parent or state
-    if not hasattr(owner, "nestedfp_sequences"):
-        owner.nestedfp_sequences = {}
-    owner.nestedfp_sequences[state.request_id] = counts
-    if (collecting := getattr(state, "nestedfp_collecting", None)) is not None:
-        collecting[state.request_id] = counts
-    # On this one object, which is about to make its last output: no other output of a step pays for it.
-    state._new_request_output = functools.partial(_counted, state)
-
-
-def _counted(state: Any, external_req_id: str, outputs: list[Any], finished: bool, *args: Any, **kwargs: Any) -> Any:
-    del state._new_request_output
-    output = state._new_request_output(external_req_id, outputs, finished, *args, **kwargs)
-    if finished:
-        output.nestedfp_counts = total((state.nestedfp_parent or state).nestedfp_sequences.values())
-    return output

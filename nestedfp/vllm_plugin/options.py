@@ -23,9 +23,8 @@ MOST_SLO_MS = 86_400_000
 CHOICES = {
     "experts": ("auto", "nested", "plain"),
     "step_costs": ("auto", "measure", "off"),
-    "unsupported_gpu": ("refuse", "portable"),
     "gemm_choice": ("measure", "model"),
-    "fused_quantiser": ("auto", "always", "never"),
+    "fused_quantiser": ("auto", "never"),
 }
 
 
@@ -41,24 +40,18 @@ class PluginOptions:
         step_costs: whether the worker times its steps in both precisions when it starts, so that ``auto`` can leave FP8
             alone where it saves nothing: "measure", "off", or "auto", which measures on a GPU. On a CPU that other
             processes share, a short measurement says little.
-        unsupported_gpu: what to do on a GPU other than Hopper: "refuse", or "portable" to serve both precisions through the
-            portable kernels (compute capability 8.0 and newer) and, from numbers of tokens that are measured at the start, the
-            libraries' GEMMs (weights/library_route.py; gemm_choice "model" and fused_quantiser "always" do without them).
-        gemm_choice: how a GPU's GEMM configs are chosen: "measure", by what configs take on this card, timed when an engine
-            with such layers first starts and kept on disk, or "model", by the cost model. Times of
-            another day may choose another order of additions, so that last bits differ between engines.
+        gemm_choice: how a GPU's GEMM configs are chosen, and on GPUs other than Hopper what goes to a library
+            (weights/library_route.py): "measure", by what they take on this card, timed when an engine with such layers first
+            starts and kept on disk, or "model", by the cost model, and no library. Times of another day may choose another order
+            of additions, so that last bits differ between engines.
         graph_tokens: CUDA graphs for steps of up to so many tokens, in both precisions, beyond the sizes that vLLM captures;
             0: vLLM's sizes alone.
         whole_graph_tokens: steps with prompts in them of up to so many tokens, ``graph_tokens`` at most, replay one graph with
             the attention in it, where the attention's kernels allow it (FlashAttention 3), instead of one for each piece
             between two attentions; 0: none.
-        fp16_reads_fp8_blocks: under a directive of fp16 requests still read prefix-cache blocks that FP8 steps wrote, and
-            disclose them. Off by default: after a burst answers are full quality at once, at the cost of computing those
-            prefixes again.
         fused_quantiser: norms and activations before nested layers are this project's, and in FP8 steps write E4M3 codes
             themselves, where no other layer reads them (weights/fused_quantiser.py): one launch less before three of a
-            transformer block's four linear layers. "auto": on Hopper, where vLLM compiles the model; "always": refuse to start
-            where that cannot be; "never".
+            transformer block's four linear layers. "auto": on Hopper, where vLLM compiles the model; "never".
         mixed_steps: a step may hold exact and fast requests (nestedfp/steps/rows/row_rule.py), where the engine can run such steps.
         slo: objectives that the engine keeps until somebody directs it: ``{"ttft_ms": 200, "tpot_ms": 33.3}``, or one of the
             two, the other as here. None: every step is FP16 until then. Of ``vllm serve`` the plugin fills in these two.
@@ -70,8 +63,6 @@ class PluginOptions:
     experts: str = "auto"
     quantize_activations: bool = False
     step_costs: str = "auto"
-    unsupported_gpu: str = "refuse"
-    fp16_reads_fp8_blocks: bool = False
     gemm_choice: str = "measure"
     graph_tokens: int = 2048
     whole_graph_tokens: int = 512
@@ -111,7 +102,6 @@ class PluginOptions:
         if unknown := [key for key in given if key not in known]:
             raise ValueError(
                 f"additional_config[{OPTIONS_KEY!r}]: unknown {unknown}, expected keys out of {sorted(known)}"
-                f"{_of_others(unknown)}"
             )
         if given.get("slo") is not None:
             slo_rule(given["slo"])
@@ -153,18 +143,3 @@ def slo_rule(given: Any) -> StepRule:
     if wrong or not all(type(ms) in (int, float) and 0 < ms <= MOST_SLO_MS for ms in given.values()):
         raise ValueError(f"slo: expected milliseconds above 0, up to a day, as in {USUAL_SLO_MS}; got {given!r:.200}")
     return USUAL_SHARES.rule(**{**USUAL_SLO_MS, **given})
-
-
-# Of the service's configuration, which has an SLO, a policy and fronts of its own.
-OF_THE_SERVICE = ("policy", "controller", "replicas", "routing", "http", "model", "engine", "admission")
-
-
-def _of_others(unknown: Sequence[Any]) -> str:
-    """Return where options belong that are the service's or vLLM's own; empty: nobody's."""
-    from vllm.engine.arg_utils import EngineArgs
-
-    if named := [str(name) for name in unknown if name in OF_THE_SERVICE]:
-        return f"; {', '.join(named)}: of the service, whose configuration python -m deploy.serve --config reads"
-    if named := [str(name) for name in unknown if name in EngineArgs.__dataclass_fields__]:
-        return f"; {', '.join(named)}: vLLM's own: give --{named[0].replace('_', '-')} beside --additional-config"
-    return ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nestedfp.checkpoint import fingerprint, read_weights
 from nestedfp.eligible import ALL_LAYERS, REMEDY, require_fp8_layers
 from nestedfp.hooks import versions
+from nestedfp.kernels.gpu_kernels import is_portable
 from nestedfp.vllm_plugin import drafts, kv_cache, short_logs
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
 from nestedfp.vllm_plugin.ranks import gpu_support
@@ -143,21 +144,12 @@ def check_versions() -> None:
     Raises:
         ValueError: with the version, the tested ones, and what of vLLM differs from what the plugin needs.
     """
-    if (sentence := versions.untested(versions.TESTED)) is None:
-        return
     from vllm.logger import init_logger
 
     from nestedfp.hooks import compare
 
-    if found := compare.differences():
-        remedy = "install a tested version (python -m nestedfp.hooks lists what is needed)"
-        raise ValueError(f"{sentence}, and {len(found)} of its hooks differ: {'; '.join(found)}; {remedy}")
-    if not versions.allowed():
-        raise ValueError(
-            f"{sentence}; nothing that it hooks into differs; install a tested version, or set {versions.ALLOW_ENV}=1 to try "
-            "this one"
-        )
-    init_logger("vllm.nestedfp").warning("%s; %s=1 allows it", sentence, versions.ALLOW_ENV)
+    if warning := versions.check(versions.TESTED, compare.differences):
+        init_logger("vllm.nestedfp").warning("%s", warning)
 
 
 def checkpoint_key(config: "VllmConfig") -> str:
@@ -204,8 +196,6 @@ def check(config: "VllmConfig") -> None:
     if config.model_config.enable_sleep_mode:
         raise ValueError("nestedfp does not support sleep mode; set enable_sleep_mode=False")
     require_our_parts(config)
-    if PluginOptions.of(config).fused_quantiser == "always" and (obstacle := fusion_obstacle(config)):
-        raise ValueError(f"nestedfp fuses the quantiser (fused_quantiser: always) {obstacle}")
 
 
 def check_fp8_layers(config: "VllmConfig") -> None:
@@ -225,32 +215,21 @@ def check_fp8_layers(config: "VllmConfig") -> None:
     require_fp8_layers(choice, candidates(shapes))
 
 
-def fusion_obstacle(config: "VllmConfig") -> str | None:
-    """Return why nothing can be fused with the quantiser and what to set; None: nothing is in its way."""
+def wants_fusion(config: "VllmConfig") -> bool:
+    """Whether norms and activations of an engine on Hopper are to be this project's, with the quantiser in them.
+
+    Nothing else may read what they write, as LoRA adapters do, nor a pass of the user's be in the place of ours.
+    """
     from vllm.config import CompilationMode
-
-    compilation = config.compilation_config
-    if config.lora_config is not None:
-        return "where linear layers alone read it, but LoRA adapters do too; remove fused_quantiser or enable_lora"
-    if compilation.mode != CompilationMode.VLLM_COMPILE or compilation.backend != "inductor":
-        mode = None if compilation.mode is None else CompilationMode(compilation.mode).name
-        return (
-            f"in the graphs that vLLM compiles with Inductor, but mode={mode} and backend={compilation.backend!r}; on a "
-            "GPU leave enforce_eager and compilation_config alone, on a CPU, where vLLM runs no passes, remove fused_quantiser"
-        )
-    return None
-
-
-def wants_fusion(config: "VllmConfig", path: gpu_support.LinearPath) -> bool:
-    """Whether norms and activations are to be this project's, with the quantiser in them."""
     from vllm.platforms import current_platform
 
-    wanted = PluginOptions.of(config).fused_quantiser
-    if wanted == "auto":  # where it was measured
-        taken = current_platform.pass_key in config.compilation_config.inductor_compile_config
-        is_hopper = path is gpu_support.LinearPath.KERNELS and not current_platform.is_cpu()
-        return is_hopper and not taken and fusion_obstacle(config) is None
-    return wanted == "always"
+    compilation = config.compilation_config
+    return (
+        PluginOptions.of(config).fused_quantiser == "auto"
+        and config.lora_config is None
+        and (compilation.mode, compilation.backend) == (CompilationMode.VLLM_COMPILE, "inductor")
+        and current_platform.pass_key not in compilation.inductor_compile_config
+    )
 
 
 def choose_path(config: "VllmConfig") -> None:
@@ -262,18 +241,17 @@ def choose_path(config: "VllmConfig") -> None:
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
 
-    capability = current_platform.get_device_capability()
-    found = None if capability is None else (capability.major, capability.minor)
-    path = gpu_support.support(found, PluginOptions.of(config))
-    if found is not None:
-        gpu_support.require_built()
-    if path is gpu_support.LinearPath.KERNELS and found is not None:
-        # Programmatic dependent launch: the compiled kernels between the GEMMs say early that the next one may start, and
-        # the GEMMs load weights while they finish: 3 % of a decode step of one request in FP16 mode, 5 % in FP8 mode.
-        config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
-    if path is gpu_support.LinearPath.PORTABLE:
+    if (found := current_platform.get_device_capability()) is None:
+        return
+    capability = (found.major, found.minor)
+    gpu_support.require(capability)
+    if is_portable(capability):
         init_logger("vllm.nestedfp").warning("portable kernels: this GPU is not of the kind that they were measured on")
-    if wants_fusion(config, path):
+        return
+    # Programmatic dependent launch: the compiled kernels between the GEMMs say early that the next one may start, and
+    # the GEMMs load weights while they finish: 3 % of a decode step of one request in FP16 mode, 5 % in FP8 mode.
+    config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
+    if wants_fusion(config):
         from nestedfp.vllm_plugin.weights import fused_quantiser
 
         fused_quantiser.install(config)

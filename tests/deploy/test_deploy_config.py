@@ -295,12 +295,12 @@ def test_every_option_of_the_engine_that_the_service_has_reaches_it(tmp_path):
     from nestedfp.vllm_plugin.options import PluginOptions
 
     shared = [field for field in fields(PluginOptions) if field.name in EngineSection.model_fields]
-    other = {"step_costs": "off", "unsupported_gpu": "portable", "gemm_choice": "model"}
+    other = {"step_costs": "off", "gemm_choice": "model"}
     other |= {"fused_quantiser": "never", "fp8_layers": "mlp", "experts": "plain"}
     for field in shared:
         if field.name not in other:
             other[field.name] = not field.default if isinstance(field.default, bool) else field.default + 1
     kwargs = engine_kwargs(load(write(tmp_path, **{f"engine__{name}": value for name, value in other.items()})), "cpu")
     assert kwargs["additional_config"]["nestedfp"] == {**other, "slo": None}
-    assert len(shared) > 10
+    assert len(shared) >= 9
     assert all(other[field.name] != field.default for field in shared)

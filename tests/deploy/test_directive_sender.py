@@ -54,7 +54,6 @@ def core():
 @pytest.fixture
 def fresh(core):
     core.scheduler._in_force = (*core.scheduler._in_force[:2], 0)
-    core.scheduler._epochs_order = False
     return core
 
 
@@ -80,22 +79,6 @@ def test_a_directive_is_in_force_for_the_next_step_when_the_line_has_answered(li
     for epoch, mode in ((1, "fp8"), (2, "fp16"), (3, "fp8")):
         line.tell(directive(epoch, mode))
         assert (fresh.step_mode(), fresh.in_force) == (mode, (mode, epoch))
-
-
-def test_an_older_directive_changes_nothing_whichever_way_it_comes(line, fresh):
-    line.tell(directive(7, "fp8"))
-    line.tell(directive(6, "fp16"))
-    asyncio.run(fresh("nestedfp_set_directive", directive(5, "fp16")))
-    assert fresh.in_force == ("fp8", 7)
-    # The fallback comes under the epoch of the directive whose lease has run out.
-    line.tell(directive(7, "auto"))
-    assert fresh.in_force == ("auto", 7)
-
-
-def test_without_a_line_every_directive_counts_because_api_servers_number_their_own(fresh):
-    for given in (directive(7, "fp8"), directive(1, "fp16")):
-        asyncio.run(fresh("nestedfp_set_directive", given))
-    assert fresh.in_force == ("fp16", 1)
 
 
 def test_a_directive_that_is_refused_says_why_and_the_line_goes_on(line, fresh):

@@ -43,7 +43,7 @@ int main() {
 
     PortableArgs args{};
     const int num_sms = static_cast<int>(head[7]);
-    args.plan = head[2] == 0 ? plan_portable(operands, m, n, k, num_sms, true)
+    args.plan = head[2] == 0 ? plan_portable(operands, m, n, k, num_sms)
                              : cut_portable(operands, m, n, k, static_cast<int>(head[1]), static_cast<int>(head[2]));
     std::vector<uint16_t> out(static_cast<size_t>(m * n), 0xffff);
     std::vector<float> workspace(static_cast<size_t>(portable_workspace_bytes(args.plan) / 4));

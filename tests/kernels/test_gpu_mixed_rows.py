@@ -156,12 +156,3 @@ def test_a_shape_is_measured_and_its_choice_taken():
     found = mixed_tuning.tune({(n, k): [PackedWeight(upper, lower, n, k)]}, 600, sms, 3.0, lines.append)
     assert [choice.fast_rows for choice in found[n, k]] == mixed_tuning.fast_rows(600)
     assert len(lines) == 1
-
-
-def test_exact_rows_apart_are_refused():
-    from nestedfp.kernels import ops
-
-    operands, x = layer(512, 1024), torch.randn(4, 1024).half().cuda()
-    ops.set_mixed(torch.tensor([True, False, True, False]))
-    with pytest.raises(RuntimeError, match="exact rows before the others on a GPU, got them apart"):
-        ops.linear(x, *operands, 512, 1024, True)

@@ -81,7 +81,6 @@ def test_one_compiled_graph_serves_both_modes(packed):
     [
         ({"x": torch.zeros(2, K + 1)}, r"expected x of shape \[\.\.\., k=70\], got \[2, 71\]"),
         ({"x": torch.zeros(2, K, dtype=torch.int32)}, "expected x of dtype Half or Float, got Int"),
-        ({"x": torch.tensor(1.0)}, r"expected x of shape \[\.\.\., k=70\], got \[\]"),
         (
             {"upper": torch.zeros(3, 8, dtype=torch.uint8)},
             r"upper from nestedfp::pack of shape \[3, 1120\], got \[3, 8\]",
@@ -91,9 +90,7 @@ def test_one_compiled_graph_serves_both_modes(packed):
         ({"bias": torch.zeros(N, dtype=torch.float64)}, "expected bias of dtype Half or Float, got Double"),
         ({"outlier_cols": None}, "all given or all None"),
         ({"outlier_rows": torch.zeros(1, dtype=torch.int32)}, r"expected outlier_cols of shape \[1\], got \[2\]"),
-        ({"outlier_deltas": torch.zeros(2).half()}, "expected outlier_deltas of dtype Float, got Half"),
         ({"outlier_rows": outlier_lists(rows=(3, 1))[0]}, r"ascending order of row, got \(1, 69\) at index 1"),
-        ({"outlier_rows": outlier_lists(rows=(1, N))[0]}, r"expected outliers inside \[40, 70\] .* got \(40, 69\)"),
         ({"outlier_cols": outlier_lists(cols=(-1, 0))[1]}, r"expected outliers inside \[40, 70\] .* got \(1, -1\)"),
         ({"n": 0}, "expected n, k >= 1, got n=0, k=70"),
     ],
@@ -119,16 +116,10 @@ def test_linear_says_what_is_wrong(packed, change, message):
 def test_the_plane_operators_say_what_is_wrong(planes, packed):
     with pytest.raises(RuntimeError, match="nestedfp::split: expected weight of dtype Half, got Float"):
         ops.split(torch.zeros(4, 4))
-    with pytest.raises(RuntimeError, match=r"expected weight of shape \[N, K\] with N, K >= 1, got \[4\]"):
-        ops.split(torch.zeros(4, dtype=torch.float16))
     with pytest.raises(RuntimeError, match=r"nestedfp::split: expected a contiguous weight; call \.contiguous\(\)"):
         ops.split(torch.zeros(4, 6, dtype=torch.float16).t())
     with pytest.raises(RuntimeError, match=r"nestedfp::pack: expected lower of shape \[40, 70\], got \[39, 70\]"):
         ops.pack(planes[0], planes[1][1:])
-    with pytest.raises(
-        RuntimeError, match=r"nestedfp::join_rows: expected upper from nestedfp::pack of shape \[3, 1184\]"
-    ):
-        ops.join_rows(*packed, N, K + 4, 0, N)
     with pytest.raises(
         RuntimeError, match=r"nestedfp::join_rows: expected .* rows of 0 to n, got .* 2 rows from 39 on"
     ):

@@ -3,14 +3,12 @@
 Run: ``pytest -q tests/kernels/test_row_kernels.py``
 """
 
-import shutil
 import struct
 
 import emulated
 import numpy as np
 import pytest
 import torch
-from gemm_library import CSRC
 
 QUANTIZE, NORM, ADD_NORM, SILU = range(4)  # of tests/emulator/rows.cpp
 SOURCES = [f"cuda/kernels/{name}.cu" for name in ("quantize", "norm", "silu")]
@@ -20,11 +18,7 @@ EPSILON = 1e-5
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("rows") / "rows", *emulated.SANITIZERS)
-
-
-def build(path, *flags, **where):
-    return emulated.build(path, "rows.cpp", SOURCES, *flags, **where)
+    return emulated.build(tmp_path_factory.mktemp("rows") / "rows", "rows.cpp", SOURCES, *emulated.SANITIZERS)
 
 
 def run(program, kernel, m, k, *arrays, exact=None, pitch=None, seed=0):
@@ -163,26 +157,6 @@ def test_order_of_threads_changes_no_bit(program):
     runs = [run(program, ADD_NORM, 2, 2048, x, weight, residual, exact=0, seed=seed) for seed in range(4)]
     for other in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
-
-
-def test_the_emulator_finds_a_missing_barrier(tmp_path):
-    barrier, columns = "cluster_sync();", 8192  # of a row that blocks of a cluster share
-    csrc = tmp_path / "csrc"
-    shutil.copytree(CSRC, csrc)
-    header = csrc / "cuda/kernels/row_part.cuh"
-    assert header.read_text().count(barrier) == 1
-    header.write_text(header.read_text().replace(barrier, ""))
-    program = build(tmp_path / "broken", csrc=csrc)
-    x = activations(3, columns)
-    expected = packed_codes(x)[1]
-
-    def is_right(seed):
-        try:
-            return torch.equal(run(program, QUANTIZE, 3, columns, x, seed=seed)[1], expected)
-        except AssertionError:  # stopped: a block that has ended was written to
-            return False
-
-    assert not all(is_right(seed) for seed in range(4))
 
 
 def test_codes_are_divided_as_a_division_rounds(tmp_path):

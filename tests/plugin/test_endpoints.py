@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 from nestedfp import admin_key
 from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin import frontend
+from nestedfp.vllm_plugin.options import USUAL_SLO_MS, slo_rule
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 from nestedfp.vllm_plugin.serving.endpoints import Endpoints
 
@@ -48,28 +49,21 @@ def order(client, body, headers=KEY):
 
 
 def test_an_order_reaches_the_engine_with_its_rule(client, engine):
-    assert order(client, {"mode": "fp8"}) == (200, "")
-    assert order(client, {"mode": "auto", "rule": {"fp8_step_tokens": 512, "fp8_budget_fraction": 0.5}}) == (200, "")
-    assert [(told["mode"], told["epoch"]) for told in engine.told] == [("fp8", 1), ("auto", 2)]
-    assert engine.told[0]["rule"] == asdict(StepRule())
-    assert (engine.told[1]["rule"]["fp8_step_tokens"], engine.told[1]["rule"]["fp8_budget_fraction"]) == (512, 0.5)
+    for body in ({"mode": "fp8"}, {"mode": "auto", "slo": {"ttft_ms": 500}}, {"mode": "auto"}):
+        assert order(client, body) == (200, "")
+    assert [(told["mode"], told["epoch"]) for told in engine.told] == [("fp8", 1), ("auto", 2), ("auto", 3)]
+    rules = [slo_rule({"ttft_ms": 500}), slo_rule(USUAL_SLO_MS)]
+    assert [told["rule"] for told in engine.told] == [asdict(rule) for rule in (StepRule(), *rules)]
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"mode": "auto"}, 'needs a "rule"'),
-        ({"mode": "auto", "rule": {}}, 'needs a "rule"'),
-        ({"mode": "auto", "rule": {"tokens": 5}}, "fp8_step_tokens"),
-        ({"mode": "auto", "rule": {"fp8_step_tokens": "5"}}, "rule.fp8_step_tokens: expected a number"),
-        ({"mode": "auto", "rule": {"fp8_budget_fraction": -1}}, "expected fp8_budget_fraction from 0 to"),
-        ({"mode": "auto", "rule": {"fp8_budget_fraction": True}}, "rule.fp8_budget_fraction: expected a number"),
-        ({"mode": "fp8", "rule": {"fp8_budget_fraction": 1}}, 'a rule with "auto" only'),
-        ({"mode": "fp8", "ttl_s": 5}, '"mode": one of'),
-        ({"mode": "fp4"}, '"mode": one of'),
+        ({"mode": "auto", "rule": {"fp8_step_tokens": 5}}, '"mode": one of'),
+        ({"mode": "auto", "slo": {"ttft_ms": "5"}}, "slo: expected milliseconds above 0"),
+        ({"mode": "fp8", "slo": {"ttft_ms": 500}}, 'an "slo" with "auto" only'),
         ({"mode": ["fp8"]}, '"mode": one of'),
         ({}, '"mode": one of'),
-        ([], '"mode": one of'),
         (1, '"mode": one of'),
     ],
 )

@@ -98,18 +98,6 @@ def online():
         {"mode": "fp8", "prompts": [LONG], "extra_args": {"precision": "fp16"}},
         {"mode": "fp8", "prompts": [LONG], "extra_args": {"precision": "fp32"}},
         {"mode": "fp16", **tokens},
-        # Deadlines that every step breaks, and such that none does.
-        {
-            "mode": "auto",
-            "rule": {"ttft_deadline_s": 1e-6, "tpot_deadline_s": 900.0},
-            "prompts": [f"{i}: {LONG}" for i in range(3)],
-        },
-        {
-            "mode": "auto",
-            "rule": {"ttft_deadline_s": 900.0, "tpot_deadline_s": 1e-6},
-            "prompts": [f"{i}; {LONG}" for i in range(3)],
-        },
-        {"mode": "auto", "rule": {"ttft_deadline_s": 900.0, "tpot_deadline_s": 900.0}, **tokens},
         {"mode": "fp8", **tokens, "exact": EXACT},
         SEEDED,
     ]
@@ -134,7 +122,7 @@ def assert_each_in_its_precision(mixed, *, exact, fast):
 
 
 def test_in_a_mixed_step_every_request_gets_the_bits_of_a_step_of_its_own_precision(online):
-    assert_each_in_its_precision(online[14], exact=online[0], fast=online[1])
+    assert_each_in_its_precision(online[11], exact=online[0], fast=online[1])
 
 
 @two_ranks
@@ -158,16 +146,6 @@ def test_the_step_rule_runs_long_prompts_in_fp8_and_decodes_in_fp16(online):
         assert counts["completion"]["fp16"] >= 14
 
 
-def test_a_step_runs_fp8_where_a_request_would_be_late(online):
-    for counts in online[11]["precision"]:  # no first token comes in time; no time per output token is asked for
-        assert counts["prompt"]["fp16"] == 0 < counts["prompt"]["fp8"]
-    for counts in online[12]["precision"]:  # no time to first token is asked for
-        assert counts["prompt"]["fp8"] == 0 or counts["completion"]["fp8"] > 0
-        assert counts["completion"]["fp8"] >= 14
-    for counts in online[13]["precision"]:
-        assert counts["prompt"]["fp8"] == counts["completion"]["fp8"] == 0
-
-
 def test_a_pinned_request_runs_fp16_under_an_fp8_directive(online):
     assert online[4]["tokens"] == online[0]["tokens"]
     assert all(c["completion"]["fp8"] == c["prompt"]["fp8"] == 0 for c in online[4]["precision"])
@@ -186,16 +164,6 @@ def test_a_wrong_pin_is_refused_and_the_engine_goes_on(online):
     assert "precision must be 'exact'" in online[9]["error"]
     assert "got 'fp32'" in online[9]["error"]
     assert online[10]["tokens"]
-
-
-def test_totals_and_switches(online):
-    first, last = online[0]["stats"], online[10]["stats"]
-    assert first["tokens_fp8"] == 0
-    assert first["switches"] == 0
-    assert last["tokens_fp8"] > 0
-    assert last["switches"] >= 4
-    assert last["arrivals"] == last["finished"]
-    assert last["running"] == last["waiting"] == 0
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +227,7 @@ def test_torch_compile_serves_both_modes_and_mixed_steps_from_one_graph():
 def test_a_seed_gives_the_same_tokens_whether_the_prompt_is_chunked_or_not(online):
     chunked = {"max_num_batched_tokens": 64, "max_num_seqs": 8}  # the prompt takes several steps
     first, again = scenario(chunked, [SEEDED] * 2)
-    assert first["tokens"] == again["tokens"] == online[15]["tokens"]
+    assert first["tokens"] == again["tokens"] == online[12]["tokens"]
 
 
 def test_weights_beyond_the_range_are_served_exactly(unquantised, outliers):

@@ -31,13 +31,6 @@ def test_after_the_first_exact_answer_the_exact_blocks_are_shared_again():
     assert served(engine, "fp16").cached_fp16 == 4 * BLOCK, "beside the FP8 blocks of the same tokens"
 
 
-def test_the_setting_lets_fp16_requests_read_fp8_blocks_and_says_so():
-    engine = Engine(additional_config={"nestedfp": {"fp16_reads_fp8_blocks": True}})
-    served(engine, "fp8")
-    after = served(engine, "fp16")
-    assert (after.cached_fp8, after.prompt_fp16) == (4 * BLOCK, 3)
-
-
 def test_a_prefix_computed_before_the_burst_stays_exact():
     engine = Engine()
     served(engine, "fp16", PROMPT[: 2 * BLOCK])

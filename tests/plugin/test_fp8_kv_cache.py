@@ -8,7 +8,7 @@ from vllm_parts import MODEL, Engine, FrontEnd, SamplingParams, VLLMValidationEr
 
 from nestedfp.answers import answer_of
 from nestedfp.vllm_plugin import kv_cache
-from nestedfp.vllm_plugin.frontend import check_pin, counts_of, usage_of
+from nestedfp.vllm_plugin.frontend import check_pin, collected, total, usage_of
 from nestedfp.vllm_plugin.options import rounds_kv
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 from nestedfp.vllm_plugin.serving.endpoints import Endpoints
@@ -26,11 +26,12 @@ def answered(engine, mode):
     front = FrontEnd()
     engine.direct(mode)
     request = engine_request("a", 20)
-    front.add(request)
+    with collected() as counts:
+        front.add(request)
     engine.add(request)
     while engine.scheduler.has_unfinished_requests():
         front.receive(engine.step())
-    return usage_of(counts_of(front.taken("a")))
+    return usage_of(total(counts.values()))
 
 
 @pytest.mark.usefixtures("wide_cpu")

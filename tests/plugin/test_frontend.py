@@ -4,7 +4,7 @@ import copy
 
 from vllm_parts import Engine, FrontEnd, ParentRequest, SamplingParams, engine_request
 
-from nestedfp.vllm_plugin.frontend import collected, counts_of, total, usage_of
+from nestedfp.vllm_plugin.frontend import collected, total, usage_of
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts
 
 
@@ -41,27 +41,17 @@ def test_the_finishing_output_has_the_counts_and_nothing_of_ours_is_left_in_vllm
     output = front.taken("a")
     assert output.finished
     assert output.kv_transfer_params is None
-    assert usage_of(counts_of(output)) == {
+    assert usage_of(counts["a"]) == {
         "prompt": {"fp16": 0, "fp8": 20, "cached": {"fp16": 0, "fp8": 0}},
         "completion": {"fp16": 0, "fp8": 4},
     }
-    assert total(counts.values()) == counts_of(output)
-
-
-def test_an_unfinished_output_has_no_counts():
-    engine, front = Engine(), FrontEnd()
-    request = engine_request("a", 20)
-    front.add(request)
-    engine.add(request)
-    front.receive(engine.step())
-    assert counts_of(front.taken("a")) is None
 
 
 def test_one_request_id_twice_in_flight_keeps_two_accounts():
-    front, _, _ = served(
+    _, _, counts = served(
         engine_request("x-1", 20, external_id="x", max_tokens=2), engine_request("x-2", [7] * 40, external_id="x")
     )
-    first, second = (counts_of(front.taken(key)) for key in ("x-1", "x-2"))
+    first, second = counts["x-1"], counts["x-2"]
     assert (first.prompt_fp16, first.completion_fp16) == (20, 2)
     assert (second.prompt_fp16, second.completion_fp16) == (40, 4)
 
@@ -70,18 +60,19 @@ def test_each_of_n_sequences_says_what_it_computed_itself():
     engine, front = Engine(), FrontEnd()
     request = engine_request("p", 40, n=2)
     parent = ParentRequest(request)
-    for index in range(2):
-        child = copy.copy(request)
-        child.request_id, child.sampling_params = parent.get_child_info(index)
-        # The second one may not read the cache, as with prompt log-probabilities: it computes the prompt again.
-        child.sampling_params = SamplingParams(
-            max_tokens=4, ignore_eos=True, detokenize=False, skip_reading_prefix_cache=bool(index)
-        )
-        front.add(child, parent, index)
-        engine.add(child)
+    with collected() as counts:
+        for index in range(2):
+            child = copy.copy(request)
+            child.request_id, child.sampling_params = parent.get_child_info(index)
+            # The second one may not read the cache, as with prompt log-probabilities: it computes the prompt again.
+            child.sampling_params = SamplingParams(
+                max_tokens=4, ignore_eos=True, detokenize=False, skip_reading_prefix_cache=bool(index)
+            )
+            front.add(child, parent, index)
+            engine.add(child)
     while engine.scheduler.has_unfinished_requests():
         front.receive(engine.step())
-    assert counts_of(front.taken("p")) == TokenCounts(prompt_fp16=80, completion_fp16=8)
+    assert total(counts.values()) == TokenCounts(prompt_fp16=80, completion_fp16=8)
 
 
 def test_of_several_prompts_the_second_may_end_first_and_has_its_counts():
@@ -97,11 +88,6 @@ def test_of_several_prompts_the_second_may_end_first_and_has_its_counts():
     while engine.scheduler.has_unfinished_requests():
         front.receive(engine.step())
     assert total(counts.values()) == TokenCounts(prompt_fp16=53, completion_fp16=8)
-
-
-def test_a_slow_reader_gets_the_counts_with_the_merged_output():
-    front, _, _ = served(engine_request("a", 20))
-    assert counts_of(front.taken("a")).completion_fp16 == 4, "four outputs were merged into one"
 
 
 def test_nothing_stays_behind_when_a_request_is_aborted():

@@ -4,7 +4,6 @@ Run: ``pytest -q tests/plugin/test_gemm_choice.py``
 """
 
 import logging
-from dataclasses import replace
 
 import pytest
 
@@ -79,20 +78,6 @@ def test_a_card_that_slows_down_meanwhile_does_not_choose_what_was_timed_first(m
         assert timings == pytest.approx(true_us)
 
 
-@pytest.mark.filterwarnings("ignore")  # of vLLM's imports
-def test_the_log_names_the_configs_that_are_chosen():
-    from nestedfp.vllm_plugin.weights.gemm_choice import chosen_lines
-
-    n, k = SHAPE
-    slowest = gemm_tuning.candidates(kernels.FP8, 512, n, k, SMS)[-1]
-    gemm_tuning.take(predicted(kernels.FP8, 512, n, k, lambda config: 0.3 if config == slowest else 1.0), SMS)
-    exact, rounded = chosen_lines([SHAPE], (kernels.FP16, kernels.FP8), 1024, SMS)
-    assert exact.startswith(f"GEMM configs for N={n}, K={k} in FP16, by tokens: 1: 64x16k2/2")
-    assert f"512: {kernels.describe(slowest)}, " in rounded
-    assert rounded.startswith(f"GEMM configs for N={n}, K={k} in FP8")
-    assert "2048" not in exact
-
-
 @pytest.mark.parametrize("precision", [kernels.FP16, kernels.FP8])
 @pytest.mark.parametrize("m", [1, 100, 600, 3000])
 def test_the_fastest_timed_config_is_chosen_and_forgotten_again(precision, m):
@@ -159,12 +144,11 @@ def test_kept_timings_come_back_as_they_were_for_smaller_steps_of_this_shape_and
     timings = predicted(kernels.FP8, 48, *SHAPE)
     save(2048, timings)
     found = load(2048)
-    assert [(t.m, t.config) for t in found] == [(t.m, t.config) for t in timings]
-    assert all(abs(a.us - b.us) < 1e-3 for a, b in zip(found, timings, strict=True))
+    assert found == timings
     assert load(16) == found
     assert load(8192) is load(2048, shape=(4096, 4096)) is load(2048, kind="mixed") is None
-    assert load(2048, replace(CARD, limits=CARD.limits.replace("700", "400"))) is None
-    assert load(2048, replace(CARD, kernels="fedcba9876543210")) is None
+    assert load(2048, CARD._replace(limits=CARD.limits.replace("700", "400"))) is None
+    assert load(2048, CARD._replace(kernels="fedcba9876543210")) is None
 
 
 @pytest.mark.parametrize(
@@ -175,7 +159,6 @@ def test_kept_timings_come_back_as_they_were_for_smaller_steps_of_this_shape_and
         "[]",
         '{"reach": 9}',
         '{"reach": 9, "rows": [[1, 2]]}',
-        '{"reach": 9, "rows": [[0, 1, 64, 64, 0, 1, 0, 0, 3.0]]}',  # of another shape
     ],
 )
 def test_a_damaged_file_costs_one_warning_and_is_written_anew(damage, caplog):

@@ -1,44 +1,25 @@
-"""Which GPU runs what: the decision by compute capability and options."""
+"""Which GPU runs what, by compute capability, and what is measured where."""
 
 import pytest
 
-from nestedfp.kernels.gpu_kernels import multiplies_fp8
+from nestedfp.kernels.gpu_kernels import is_portable, multiplies_fp8
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks.gpu_support import LinearPath, support
-
-REFUSE, PORTABLE = (PluginOptions(unsupported_gpu=what) for what in ("refuse", "portable"))
+from nestedfp.vllm_plugin.ranks.gpu_support import require
 
 
-@pytest.mark.parametrize("options", [REFUSE, PORTABLE])
-@pytest.mark.parametrize("capability", [None, (9, 0)])
-def test_a_cpu_and_hopper_run_both_precisions_whatever_the_option(capability, options):
-    assert support(capability, options) is LinearPath.KERNELS
-
-
-@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
-def test_another_gpu_is_refused_with_what_to_set_unless_that_is_said(capability):
-    found = f"{capability[0]}.{capability[1]}"
-    with pytest.raises(ValueError, match=rf"this GPU has {found}\. To serve both precisions") as caught:
-        support(capability, REFUSE)
-    assert "unsupported_gpu: portable" in str(caught.value)
-    assert "engine.quantization: none" in str(caught.value)
-    assert support(capability, PORTABLE) is LinearPath.PORTABLE
-
-
-@pytest.mark.parametrize("options", [REFUSE, PORTABLE])
-def test_a_gpu_that_is_too_old_for_the_portable_kernels_is_refused(options):
-    with pytest.raises(ValueError, match=r"this GPU has 7\.5\. The portable kernels need 8\.0 or newer") as caught:
-        support((7, 5), options)
-    assert "engine.quantization: none" in str(caught.value)
+def test_a_gpu_that_is_too_old_for_the_portable_kernels_is_refused():
+    with pytest.raises(ValueError, match=r"8\.0 or newer, this GPU has 7\.5; serve plain .*engine.quantization: none"):
+        require((7, 5))
 
 
 def test_a_hopper_stands_in_for_other_gpus_when_the_environment_says_so(monkeypatch):
+    assert not is_portable((9, 0))
+    assert is_portable((8, 9))
     monkeypatch.setenv("NESTEDFP_GPU_KERNELS", "portable")
-    assert support((9, 0), REFUSE) is LinearPath.PORTABLE
-    assert support(None, PORTABLE) is LinearPath.KERNELS
+    assert is_portable((9, 0))
     monkeypatch.setenv("NESTEDFP_GPU_KERNELS", "fast")
     with pytest.raises(ValueError, match="must be auto or portable, got 'fast'"):
-        support((9, 0), PORTABLE)
+        is_portable((9, 0))
 
 
 @pytest.mark.parametrize(

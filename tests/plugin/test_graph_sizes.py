@@ -39,13 +39,6 @@ def test_sizes_lie_above_vllm_s_and_end_at_the_limit():
     assert larger_sizes(1024, 1100) == [1100]
 
 
-@pytest.mark.parametrize(("up_to", "padding"), [(1024, 0.061), (2048, 0.125)])
-def test_a_step_is_padded_by_a_few_percent_at_most(up_to, padding):
-    sizes = [512, *larger_sizes(512, 2048)]
-    for tokens in range(513, up_to + 1):
-        assert min(size for size in sizes if size >= tokens) / tokens - 1 <= padding
-
-
 def test_the_host_is_the_limit_further_on_in_fp8_mode_and_with_small_models():
     def limits(billions, layers, multiprocessors=132):
         size = ModelSize(int(billions * 1e9), layers)
@@ -303,12 +296,6 @@ def test_pieces_that_nothing_replays_are_not_captured_but_for_the_largest(flash_
 
 def whole(up_to):
     return [size for size in (256, 512, *larger_sizes(512, 2048)) if size <= up_to]
-
-
-def test_other_whole_graphs_end_at_vllm_s_largest_size_and_at_their_own_limit():
-    assert whole_sizes(whole_graph_tokens=4096) == {256, 512}
-    assert whole_sizes(whole_graph_tokens=300) == {256}
-    assert whole_sizes(whole_graph_tokens=0) == set()
 
 
 @pytest.mark.parametrize(

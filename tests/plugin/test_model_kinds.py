@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.model_loader import get_model
 
-    from nestedfp.vllm_plugin.frontend import counts_of
+    from nestedfp.vllm_plugin.frontend import collected
     from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
     from nestedfp.vllm_plugin.weights.coverage import cover, report
 
@@ -162,11 +162,12 @@ def test_a_model_of_which_no_layer_can_be_nested_runs_and_discloses_fp16_under_a
         engine.scheduler.nestedfp_take_fp8_shares(ranks)
         engine.direct("fp8")
         request = engine_request("a", 20)
-        front.add(request)
+        with collected() as counts:
+            front.add(request)
         engine.add(request)
         while engine.scheduler.has_unfinished_requests():
             front.receive(engine.step())
-        return engine.scheduler.nestedfp_stats()["fp16_only"], counts_of(front.taken("a"))
+        return engine.scheduler.nestedfp_stats()["fp16_only"], counts["a"]
 
     assert served([share]) == (True, TokenCounts(prompt_fp16=20, completion_fp16=4))
     assert served([share, 0.5]) == (False, TokenCounts(prompt_fp8=20, completion_fp8=4)), "one rank has some"

@@ -1,4 +1,4 @@
-"""How many prompt tokens an engine can take: by the pure function, and as the plugin's real scheduler says it."""
+"""How many prompt tokens an engine can take: by the pure rule, and as the plugin's real scheduler says it."""
 
 import time
 from math import inf
@@ -8,9 +8,11 @@ from vllm_parts import MODEL, Engine, engine_request
 
 from deploy.agent.room_page import room_page
 from nestedfp.modes import Mode
-from nestedfp.steps.prompt_room import LATE_SHARE, USUAL_MARGIN, RoomMargin, prompt_room
+from nestedfp.steps.prompt_room import LATE_SHARE, USUAL_MARGIN, RoomMargin
 from nestedfp.steps.step_costs import StepCost, StepCosts
-from nestedfp.steps.step_times import LEAST_CHUNK_TOKENS, StepTimes
+from nestedfp.steps.step_rule import StepRule
+from nestedfp.steps.step_times import LEAST_CHUNK_TOKENS
+from nestedfp.steps.step_watch import StepWatch
 from nestedfp.vllm_plugin.scheduling.deadline_watch import next_due_s
 
 # A step takes 5 ms, and in FP16 0.1 ms a token, in FP8 half of that.
@@ -19,17 +21,11 @@ RULE = {"exact_step_s": 0.03, "room_ttft_s": 0.165}
 TAKEN_S = RoomMargin().within(Mode.FP16, RULE["room_ttft_s"])  # by an engine that has learnt nothing
 
 
-def room(mode=Mode.FP16, **changes):
-    usual = {
-        "decodes": 0,
-        "line_tokens": 0,
-        "busy_s": 0.0,
-        "slack_s": inf,
-        "ttft_s": 0.165,
-        "step_s": 0.03,
-        "budget_tokens": 2048,
-    }
-    return prompt_room(StepTimes(COSTS), mode, **{**usual, **changes})
+def room(mode=Mode.FP16, *, ttft_s=0.165, decodes=0, line_tokens=0, busy_s=0.0, slack_s=inf):
+    """The room for first tokens within so many seconds, in steps of 30 ms."""
+    rule = StepRule(exact_step_s=0.03, room_ttft_s=ttft_s / (1 - USUAL_MARGIN))
+    given = {"decodes": decodes, "line_tokens": line_tokens, "ends_s": busy_s, "slack_s": slack_s}
+    return StepWatch(2048, COSTS).room(rule, mode, 0.0, **given)
 
 
 def test_an_idle_engine_takes_what_it_computes_in_the_time_that_is_left():

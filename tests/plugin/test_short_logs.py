@@ -46,12 +46,7 @@ def fail(error, cause=None, name=ENGINE):
 
 @pytest.mark.parametrize(
     ("error", "cause"),
-    [
-        (EngineDeadError(), None),
-        (EngineHung("it hangs"), None),
-        (EngineGenerateError(), EngineHung("it hangs")),
-        (EngineGenerateError(), DrainOver("it ends")),
-    ],
+    [(EngineDeadError(), None), (EngineGenerateError(), EngineHung("")), (EngineGenerateError(), DrainOver(""))],
 )
 def test_an_engine_that_dies_hangs_or_is_given_up_is_one_line(written, error, cause):
     fail(error, cause)

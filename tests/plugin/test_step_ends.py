@@ -3,7 +3,6 @@
 Run: ``pytest -q tests/plugin/test_step_ends.py``
 """
 
-import pickle
 import time
 
 import pytest
@@ -96,13 +95,6 @@ def test_an_output_that_is_there_and_none_stay_as_they_are_and_nobody_waits():
     assert ends.after(there) is there
     assert not hasattr(there, SINCE_LAST_S)
     assert stream.waited_for == []
-
-
-def test_it_travels_to_another_process():
-    ends = StepEnds(Stream().event)
-    ends.after(OnItsWay(output())).get_output()
-    told = ends.after(OnItsWay(output())).get_output()
-    assert getattr(pickle.loads(pickle.dumps(told)), SINCE_LAST_S) == 0.0
 
 
 @pytest.mark.gpu

@@ -90,57 +90,6 @@ def test_what_has_moved_is_said():
     ]
 
 
-@pytest.mark.parametrize(
-    ("ours", "call", "taken"),
-    [
-        ("self, request", "self.f(request)", True),
-        ("self, request", "self.f(request, max_tokens)", False),
-        ("self, request, *args", "self.f(request, max_tokens)", True),
-        ("self, request", "self.f(request, max_tokens=1)", False),
-        ("self, request, **kwargs", "self.f(request, max_tokens=1)", True),
-        ("self, request", "self.f(request=1)", True),
-        ("self, request", "self.f()", False),
-        ("self, request=None", "self.f()", True),
-        ("self, *, request", "self.f()", False),
-        ("self, *, request", "self.f(request=1)", True),
-        ("self, request", "self.f(1, request=1)", False),
-        ("self, request", "self.f(*requests)", True),
-    ],
-)
-def test_a_call_that_an_override_does_not_take_is_found(ours, call, taken):
-    function = ast.parse(f"def f({ours}): pass").body[0]
-    assert compare.accepts(function, ast.parse(call).body[0].value) is taken
-
-
-def test_calls_and_abstract_methods_of_a_vllm_of_tomorrow_are_found(monkeypatch):
-    """As vLLM 0.33 has them: a second argument for one method, and another method that every output must have."""
-    from vllm.v1 import outputs
-
-    plugin = compare._our_classes()
-    scheduler, output = plugin["PrecisionMixin"], plugin["_TimedOutput"]
-    for body, name in ((scheduler, "_get_local_prefix_cache_hit"), (output, "get_kv_connector_output")):
-        (method,) = compare._methods(body, name, plugin)
-        if name == "get_kv_connector_output":
-            body.body.remove(method)
-        else:
-            method.args.vararg = method.args.kwarg = None
-    monkeypatch.setattr(compare, "_our_classes", lambda: plugin)
-    tomorrow = "class Scheduler:\n    def schedule(self):\n        self._get_local_prefix_cache_hit(request, tokens)\n"
-    source = compare._source
-    monkeypatch.setattr(
-        compare, "_source", lambda module: ast.parse(tomorrow) if module.endswith("sched.scheduler") else source(module)
-    )
-    monkeypatch.setattr(
-        outputs.AsyncModelRunnerOutput, "__abstractmethods__", frozenset({"get_output", "get_kv_connector_output"})
-    )
-    call, lacking = compare.differences()
-    assert (
-        "self._get_local_prefix_cache_hit(request, tokens) is a call that our _get_local_prefix_cache_hit(self, request"
-        in call
-    )
-    assert "['get_kv_connector_output'], which our _TimedOutput lacks" in lacking
-
-
 def test_a_vllm_that_does_not_load_is_one_difference(monkeypatch):
     monkeypatch.setitem(sys.modules, compare.CORE, None)
     (said,) = compare.differences()
@@ -155,7 +104,7 @@ def test_another_version_is_refused_in_one_sentence(monkeypatch):
     monkeypatch.setattr(versions, "installed", lambda package: {"vllm": "0.33.1", "torch": "2.13.0"}[package])
     with pytest.raises(
         ValueError,
-        match=r"not tested with vllm 0\.33\.1 \(tested: 0\.29\.0, .*\); nothing that .* differs; .*NESTEDFP_ALLOW_UNTESTED=1",
+        match=r"not tested with vllm 0\.33\.1 \(tested: 0\.29\.0, .*\); install .*NESTEDFP_ALLOW_UNTESTED=1",
     ):
         wiring.check_versions()
 

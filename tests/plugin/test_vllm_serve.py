@@ -139,10 +139,10 @@ def test_a_pin_in_body_or_header_is_kept_whatever_the_directive(client, pin):
     assert answer.headers["x-nestedfp-precision"] == answer.json()["usage"]["precision"] == "exact"
 
 
-def test_auto_with_a_rule_is_the_engines_own_choice(client):
-    with directed(client, {"mode": "auto", "rule": {"fp8_step_tokens": 1}}):
+def test_auto_with_an_slo_is_the_engines_own_choice(client):
+    with directed(client, {"mode": "auto", "slo": {"ttft_ms": 1e-2, "tpot_ms": 1e6}}):
         tokens = ask(client, prompt="Once upon a time there was a dog").json()["usage"]["precision_tokens"]
-    # The prompt's step, and none of one token.
+    # The prompt's step would be late, and those after it are not.
     assert (tokens["prompt"]["fp16"], tokens["completion"]["fp8"]) == (0, 1)
 
 
@@ -198,7 +198,7 @@ def test_wrong_pins_and_wrong_orders_are_refused(client):
     assert ask(client, precision="exact", use_beam_search=True, n=2).status_code == 400
     assert ask(client, prompt=[4096]).status_code == 400
     assert client.post("/nestedfp/directive", json={"mode": "fp8"}).status_code == 401
-    for wrong in ({"mode": "fp4"}, {"mode": "auto"}, {"mode": "auto", "slo": {"ttft_ms": "fast"}}, {}, [], 1):
+    for wrong in ({"mode": "fp4"}, {"mode": "auto", "slo": {"ttft_ms": "fast"}}, {}, [], 1):
         assert client.post("/nestedfp/directive", json=wrong, headers=KEY).status_code == 400
     for body in (b"", b"[1]", b"{", b'"precision"'):
         assert client.post("/v1/completions", content=body).status_code in (400, 422)

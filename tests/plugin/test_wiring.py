@@ -46,9 +46,6 @@ def outcomes(tmp_path_factory):
                 "enable_lora": True,
             }
         },
-        "lora, fused": {
-            "args": {"enable_lora": True, "additional_config": {"nestedfp": {"fused_quantiser": "always"}}},
-        },
         "draft model": {"args": {"speculative_config": {"model": MODEL, "num_speculative_tokens": 2}}},
         "eagle": {"args": {"speculative_config": {**EAGLE, "model": families["eagle"]}}},
         "eagle, unverified": {
@@ -78,32 +75,25 @@ def outcomes(tmp_path_factory):
         "nvfp4 kv": {"args": {"kv_cache_dtype": "nvfp4"}},
         "option": {"args": {"additional_config": {"nestedfp": {"quantise": True}}}},
         "option type": {"args": {"additional_config": {"nestedfp": {"quantize_activations": "yes"}}}},
-        "option choice": {"args": {"additional_config": {"nestedfp": {"unsupported_gpu": "fp8"}}}},
+        "option choice": {"args": {"additional_config": {"nestedfp": {"step_costs": "fp8"}}}},
         "hopper": {"args": {}, "capability": [9, 0]},
         "hopper, PDL off": {
             "args": {"compilation_config": {"inductor_compile_config": {"triton.enable_pdl": False}}},
             "capability": [9, 0],
         },
         "hopper, no nvcc": {"args": {}, "capability": [9, 0], "built": False},
-        "blackwell": {"args": {}, "capability": [10, 0]},
-        "ada, portable": {
-            "args": {"additional_config": {"nestedfp": {"unsupported_gpu": "portable"}}},
-            "capability": [8, 9],
-        },
+        "turing": {"args": {}, "capability": [7, 5]},
+        "ada": {"args": {}, "capability": [8, 9]},
         "served": {"args": {}, "serves": True},
         "served, TTFT": {"args": {"additional_config": {"nestedfp": {"slo": {"ttft_ms": 500}}}}, "serves": True},
         "served without": {"args": {"additional_config": {"nestedfp": {"slo": None}}}, "serves": True},
-        "slo of words": {"args": {"additional_config": {"nestedfp": {"slo": {"ttft_ms": "fast"}}}}},
         "slo of nothing": {"args": {"additional_config": {"nestedfp": {"slo": {"tpot_ms": 0}}}}},
-        "slo of no number": {"args": {"additional_config": {"nestedfp": {"slo": {"tpot_ms": float("nan")}}}}},
         "slo unknown": {"args": {"additional_config": {"nestedfp": {"slo": {"itl_ms": 5}}}}},
         "slo is one number": {"args": {"additional_config": {"nestedfp": {"slo": 200}}}},
-        "slo beyond numbers": {"args": {"additional_config": {"nestedfp": {"slo": {"ttft_ms": 10**400}}}}},
         "slo beside": {"args": {"additional_config": {"slo": {"ttft_ms": 500}}}, "serves": True},
         "slo unquantised": {"args": {"additional_config": {"nestedfp": {"slo": None}}, "quantization": None}},
         "negative size": {"args": {"additional_config": {"nestedfp": {"graph_tokens": -1}}}},
         "vLLM's own": {"args": {"additional_config": {"nestedfp": {"max_num_seqs": 4}}}, "serves": True},
-        "of the service": {"args": {"additional_config": {"nestedfp": {"replicas": 2}}}},
         "truncated": {"args": {"model": str(truncated)}},
     }
     return run_json("wiring_scenario.py", {k: {**v, "args": {"model": MODEL, **v["args"]}} for k, v in cases.items()})
@@ -138,7 +128,7 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
     assert outcomes["good"]["pdl"] is None  # a CPU
     assert outcomes["hopper"]["pdl"] is True
     assert outcomes["hopper, PDL off"]["pdl"] is False
-    assert outcomes["ada, portable"]["pdl"] is None  # it cannot
+    assert outcomes["ada"]["pdl"] is None  # it cannot
 
 
 @pytest.mark.parametrize(
@@ -148,7 +138,6 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("worker", "worker_cls='nestedfp.vllm_plugin.ranks.worker.NestedFPWorker'"),
         ("bfloat16", "set dtype='float16'"),
         ("lora, experts", "LoRA adapters on dense models only, and this one has experts; set enable_lora=False"),
-        ("lora, fused", "LoRA adapters do too; remove fused_quantiser or enable_lora"),
         (
             "draft model",
             "no drafts of 'draft_model' on a CPU; set speculative_config's method to one of eagle, eagle3, mtp, ",
@@ -170,22 +159,17 @@ def test_on_hopper_kernels_may_start_early_unless_the_user_says_no(outcomes):
         ("nvfp4 kv", "leave kv_cache_dtype at 'auto'"),
         ("option", "keys out of"),
         ("option type", "must be of type bool"),
-        ("option choice", "must be one of ('refuse', 'portable'); got 'fp8'"),
-        ("slo of words", "slo: expected milliseconds above 0"),
+        ("option choice", "must be one of ('auto', 'measure', 'off'); got 'fp8'"),
         ("slo of nothing", "slo: expected milliseconds above 0"),
-        ("slo of no number", "slo: expected milliseconds above 0"),
         ("slo unknown", "slo: expected milliseconds above 0"),
         ("slo is one number", "slo: expected milliseconds above 0"),
-        ("slo beyond numbers", "slo: expected milliseconds above 0"),
         ("slo beside", "additional_config: ['slo']: expected under the key 'nestedfp'"),
         ("slo unquantised", "set --quantization nestedfp, or remove the options"),
         ("negative size", "must be of type int from 0 on; got -1"),
         ("vLLM's own", "unknown ['max_num_seqs'], expected keys out of"),
-        ("vLLM's own", "give --max-num-seqs beside --additional-config"),
-        ("of the service", "replicas: of the service, whose configuration python -m deploy.serve --config reads"),
-        ("blackwell", "this GPU has 10.0"),
+        ("turing", "this GPU has 7.5"),
         ("hopper, no nvcc", "with nvcc of CUDA 12.8 or newer there, install it again"),
-        ("truncated", "model.safetensors: expected"),
+        ("truncated", "model.safetensors: damaged safetensors file"),
     ],
 )
 def test_refused_with_what_to_set(outcomes, case, expected):

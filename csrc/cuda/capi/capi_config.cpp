@@ -2,7 +2,6 @@
 // the tests build with the C++ compiler alone.
 #include "cuda/capi/capi.h"
 #include "cuda/config/gemm_timings.h"
-#include "cuda/config/mixed_choice.h"
 #include "cuda/config/stream_k.h"
 #include "cuda/host/device_gemm.h"
 #include "cuda/kernels/layout.h"
@@ -28,7 +27,7 @@ NESTEDFP_API void nestedfp_tile(int index, int* fields) {
 
 // config[4]: tile, split, tail_only, global_workspace.
 NESTEDFP_API void nestedfp_choose(int precision, int64_t m, int64_t n, int64_t k, int num_sms, int* config) {
-    const GemmConfig chosen = choose_config(make_desc(precision, m, n, k), num_sms, true);
+    const GemmConfig chosen = choose_config(make_desc(precision, m, n, k), num_sms);
     config[0] = chosen.tile;
     config[1] = chosen.split;
     config[2] = chosen.tail_only;
@@ -113,7 +112,7 @@ NESTEDFP_API void nestedfp_gpu_traits(int capability, int* traits) {
 
 // The portable GEMM's choice: plan[2]: tile, split.
 NESTEDFP_API void nestedfp_portable_plan(int operands, int64_t m, int64_t n, int64_t k, int num_sms, int* plan) {
-    const PortablePlan made = plan_portable(static_cast<PortableOperands>(operands), m, n, k, num_sms, true);
+    const PortablePlan made = plan_portable(static_cast<PortableOperands>(operands), m, n, k, num_sms);
     plan[0] = made.tile;
     plan[1] = made.split;
 }

@@ -93,9 +93,8 @@ GemmPlan make_plan(const GemmDesc& desc, const GemmConfig& config, int num_sms);
 // Microseconds that the cost model predicts on an H100. Only for comparing configs of one problem.
 double predict_us(const GemmDesc& desc, const GemmConfig& config, int num_sms);
 
-// The best config by what was timed on this card (gemm_timings.h) if desc's N and K were; else the measured one where
-// the table has N, K and an M close above, else the model's best. Remembered by thread. Without semaphores
-// (cuda/host/semaphores.h) no config may have a global workspace.
-GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_semaphores);
+// The best config by what was timed on this card (gemm_timings.h) if desc's N and K were, else by the model. Remembered
+// by thread.
+GemmConfig choose_config(const GemmDesc& desc, int num_sms);
 
 }  // namespace nestedfp::cuda

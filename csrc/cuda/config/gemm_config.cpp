@@ -1,4 +1,4 @@
-// Which tile, cut how: a host function of the problem. The cost model (gemm_cost.h) predicts, corrected by what was
+// Which tile, cut how: a host function of the problem. The cost model (gemm_cost.cpp) predicts, corrected by what was
 // timed on this card (gemm_timings.h).
 #include <algorithm>
 #include <cmath>
@@ -53,10 +53,9 @@ namespace {
 
 // Calls visit(config, predicted microseconds) for every config that can compute the problem.
 template <class Visit>
-void for_each_config(const GemmDesc& desc, int num_sms, bool has_semaphores, const Visit& visit) {
+void for_each_config(const GemmDesc& desc, int num_sms, const Visit& visit) {
     const auto consider = [&](const GemmConfig& config) {
-        if ((config.global_workspace && !has_semaphores) || !is_valid(desc, config, num_sms, nullptr)) return;
-        visit(config, predict_us(desc, config, num_sms));
+        if (is_valid(desc, config, num_sms, nullptr)) visit(config, predict_us(desc, config, num_sms));
     };
     for (int tile = 0; tile < kTileCount; ++tile) {
         if (kTiles[tile].precision != desc.precision) continue;
@@ -70,12 +69,12 @@ void for_each_config(const GemmDesc& desc, int num_sms, bool has_semaphores, con
 }
 
 // The best of the configs that the model finds promising, by the model corrected with what was timed.
-GemmConfig best_config(const GemmDesc& desc, int num_sms, bool has_semaphores) {
+GemmConfig best_config(const GemmDesc& desc, int num_sms) {
     constexpr double kPromising = 1.4;
     const std::vector<Timing> timings = timings_of(desc);
     std::vector<std::pair<double, GemmConfig>> found;
     double least_us = std::numeric_limits<double>::infinity();
-    for_each_config(desc, num_sms, has_semaphores, [&](const GemmConfig& config, double us) {
+    for_each_config(desc, num_sms, [&](const GemmConfig& config, double us) {
         found.emplace_back(us, config);
         least_us = std::min(least_us, us);
     });
@@ -93,9 +92,9 @@ GemmConfig best_config(const GemmDesc& desc, int num_sms, bool has_semaphores) {
 
 }  // namespace
 
-GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_semaphores) {
+GemmConfig choose_config(const GemmDesc& desc, int num_sms) {
     // Predictions for each of a model's hundred GEMMs would show in a step without a CUDA graph.
-    using Problem = std::tuple<Precision, int64_t, int64_t, int64_t, int, bool>;
+    using Problem = std::tuple<Precision, int64_t, int64_t, int64_t, int>;
     constexpr size_t kRemembered = 1 << 16;
     thread_local std::map<Problem, GemmConfig> remembered;
     thread_local uint64_t version = 0;
@@ -103,9 +102,9 @@ GemmConfig choose_config(const GemmDesc& desc, int num_sms, bool has_semaphores)
         remembered.clear();
         version = now;
     }
-    const Problem problem{desc.precision, desc.m, desc.n, desc.k, num_sms, has_semaphores};
+    const Problem problem{desc.precision, desc.m, desc.n, desc.k, num_sms};
     if (const auto found = remembered.find(problem); found != remembered.end()) return found->second;
-    const GemmConfig config = best_config(desc, num_sms, has_semaphores);
+    const GemmConfig config = best_config(desc, num_sms);
     return remembered.emplace(problem, config).first->second;
 }
 

@@ -49,4 +49,15 @@ struct MixedPlan {
 // False, with the reason, if the config cannot compute the problem.
 bool make_plan(const MixedDesc& desc, const MixedConfig& config, int num_sms, MixedPlan* plan, const char** reason);
 
+// Which configs are faster than two launches, as measured when an engine starts
+// (nestedfp/kernels/tuning/mixed_tuning.py). For weights [n, k] beside up to `fast_rows` fast rows; config.tile < 0:
+// two launches are faster there. Replaces what was said of the same numbers. Thread-safe.
+void take_mixed(int64_t n, int64_t k, int64_t fast_rows, const MixedConfig& config);
+
+void forget_mixed();
+
+// The config that was measured with as many fast rows, or the next number above. False: two launches, as for a shape
+// that was not measured.
+bool choose_mixed(const MixedDesc& desc, int num_sms, MixedConfig* config);
+
 }  // namespace nestedfp::cuda

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 #include <stdexcept>
+#include <string>
 
 #include "cuda/portable/launch.h"
 
@@ -45,12 +46,12 @@ int prepare_gemm(const GpuTraits& gpu) {
     return gpu.is_portable() ? prepare_portable(gpu.has_fp8()) : prepare_device();
 }
 
-DeviceGemm::DeviceGemm(const GemmDesc& desc, bool is_fp8_mode, const GpuTraits& gpu, bool has_semaphores)
+DeviceGemm::DeviceGemm(const GemmDesc& desc, bool is_fp8_mode, const GpuTraits& gpu)
     : desc_(desc), gpu_(gpu), operands_(operands_of(desc, is_fp8_mode)) {
     if (gpu.is_portable()) {
-        plan_ = plan_portable(operands_, desc.m, desc.n, desc.k, gpu.num_sms, has_semaphores);
+        plan_ = plan_portable(operands_, desc.m, desc.n, desc.k, gpu.num_sms);
     } else {
-        config_ = choose_config(desc, gpu.num_sms, has_semaphores);
+        config_ = choose_config(desc, gpu.num_sms);
     }
 }
 
@@ -62,13 +63,6 @@ int64_t DeviceGemm::workspace_bytes() const {
 int DeviceGemm::run(const GemmArgs& args, CUstream_st* stream, const char** message) const {
     return gpu_.is_portable() ? run_portable(desc_, operands_, plan_, args, stream, message)
                               : run_gemm(desc_, config_, args, gpu_.num_sms, stream, message);
-}
-
-std::string DeviceGemm::describe() const {
-    const int tile = gpu_.is_portable() ? plan_.tile : config_.tile;
-    const int split = gpu_.is_portable() ? plan_.split : config_.split;
-    return std::string(gpu_.is_portable() ? "portable tile " : "tile ") + std::to_string(tile) + ", split " +
-           std::to_string(split);
 }
 
 }  // namespace nestedfp::cuda

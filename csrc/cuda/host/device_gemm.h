@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "cuda/config/gemm.h"
 #include "cuda/host/launch.h"
@@ -41,13 +40,11 @@ int prepare_gemm(const GpuTraits& gpu);
 class DeviceGemm {
   public:
     // is_fp8_mode: the weights are the upper plane alone; desc.precision says whether the activations are codes.
-    DeviceGemm(const GemmDesc& desc, bool is_fp8_mode, const GpuTraits& gpu, bool has_semaphores);
+    DeviceGemm(const GemmDesc& desc, bool is_fp8_mode, const GpuTraits& gpu);
 
     int64_t workspace_bytes() const;
     // As run_gemm.
     int run(const GemmArgs& args, CUstream_st* stream, const char** message) const;
-    // For messages.
-    std::string describe() const;
 
   private:
     const GemmDesc desc_;

@@ -1,7 +1,6 @@
 // The linear ops on CUDA tensors: checks, output and scratch memory, and which kernels run.
 #include <optional>
 
-#include "cuda/config/mixed_choice.h"
 #include "cuda/host/device_gemm.h"
 #include "cuda/host/semaphores.h"
 #include "cuda/host/tensors.h"
@@ -53,6 +52,7 @@ GemmArgs args_of(const Layer& layer, void* out, const Device& device) {
     args.bias = layer.bias.has_value() ? layer.bias->const_data_ptr() : nullptr;
     args.out = out;
     args.semaphores = stream_semaphores(device.stream());
+    STD_TORCH_CHECK(args.semaphores != nullptr, "nestedfp::linear: expected 64 CUDA streams at most that multiply");
     return args;
 }
 
@@ -68,7 +68,7 @@ void multiply(const char* op, const Tensor& like, const Rows& rows, const Layer&
     args.x = rows.x;
     args.neutral_lower = is_fp8;
     args.outliers = outliers;
-    const DeviceGemm gemm(desc, is_fp8, gpu, args.semaphores != nullptr);
+    const DeviceGemm gemm(desc, is_fp8, gpu);
 
     // One allocation for all scratch memory: partial sums, then the activations as the GEMM reads them, then their
     // scales. torch's allocator keeps it in stream order.
@@ -104,7 +104,7 @@ void multiply(const char* op, const Tensor& like, const Rows& rows, const Layer&
     }
     const char* message = "";
     const int error = gemm.run(args, device.stream(), &message);
-    STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ", ", gemm.describe(), ": ", message);
+    STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ": ", message);
 }
 
 // Both kinds of rows in one launch, which reads the weights once: all exact rows, then the fast ones of `fast`, by a
@@ -151,7 +151,6 @@ void multiply_by_class(const char* op, const Tensor& x, int64_t exact, const flo
     const bool is_aligned = layer.k % 8 == 0 && reinterpret_cast<uintptr_t>(first.x) % 16 == 0;
     MixedConfig config{};
     if (exact > 0 && exact < m && quantize_activations && is_aligned && outliers.count == 0 && !gpu.is_portable() &&
-        stream_semaphores(device.stream()) != nullptr &&
         choose_mixed({exact, m - exact, layer.n, layer.k}, gpu.num_sms, &config)) {
         multiply_mixed(op, x, first, rest, layer, config, device);
         return;

@@ -24,9 +24,9 @@ __global__ void __launch_bounds__(256) write_input(const uint32_t* source, uint3
 }
 
 int launch_write_input(const GemmDesc& desc, const ChainArgs& args, cudaStream_t stream) {
-    return launch_rows(write_input, RowLaunch{desc.m, 0, 256, 0, true, stream},
-                       static_cast<const uint32_t*>(args.source), static_cast<uint32_t*>(args.x),
-                       static_cast<int>(desc.k / 2));
+    return launch_kernel(write_input, row_launch(desc.m, 0, 256, 0, true, stream),
+                         static_cast<const uint32_t*>(args.source), static_cast<uint32_t*>(args.x),
+                         static_cast<int>(desc.k / 2));
 }
 
 int launch_link(const GemmDesc& desc, const GemmConfig* config, const ChainArgs& args, int num_sms, int weight,

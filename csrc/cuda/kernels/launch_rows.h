@@ -62,20 +62,8 @@ cudaError_t choose_chunks(int64_t m, int64_t chunks, Launch&& launch) {
 // Blocks of `threads` threads, 1 << parts_log2 for each of m tokens, in a cluster if they exchange something through so
 // many bytes of shared memory. With pdl, which a GPU before Hopper cannot (nor clusters), the kernel may start while
 // the one before it runs: it calls pdl_wait before it reads what that one writes.
-struct RowLaunch {
-    int64_t m;
-    int parts_log2, threads, exchange_bytes;
-    bool pdl;
-    cudaStream_t stream;
-};
-
-template <class... Params, class... Args>
-cudaError_t launch_rows(void (*kernel)(Params...), const RowLaunch& launch, Args... args) {
-    const int cluster = launch.exchange_bytes > 0 ? 1 << launch.parts_log2 : 1;
-    return launch_kernel(kernel,
-                         Launch{launch.m << launch.parts_log2, launch.threads, launch.exchange_bytes, cluster,
-                                launch.pdl, launch.stream},
-                         args...);
+inline Launch row_launch(int64_t m, int parts_log2, int threads, int exchange_bytes, bool pdl, cudaStream_t stream) {
+    return {m << parts_log2, threads, exchange_bytes, exchange_bytes > 0 ? 1 << parts_log2 : 1, pdl, stream};
 }
 
 }  // namespace nestedfp::cuda

@@ -98,9 +98,9 @@ cudaError_t launch(const RowNormArgs& args, int64_t m, int64_t k, int64_t exact,
     const int chunks = static_cast<int>(k / 8);
     const auto with = [&](auto per_thread) {
         const auto threads = static_cast<int>(round_up((chunks + per_thread - 1) / per_thread, 32));
-        const RowLaunch launch{m, 0, threads, 2 * kExchangeBytes, pdl, stream};
-        return launch_rows(norm_kernel<per_thread, Adds, Kind>, launch, args, static_cast<int>(k),
-                           static_cast<int>(exact));
+        const Launch launch = row_launch(m, 0, threads, 2 * kExchangeBytes, pdl, stream);
+        return launch_kernel(norm_kernel<per_thread, Adds, Kind>, launch, args, static_cast<int>(k),
+                             static_cast<int>(exact));
     };
     // As choose_chunks has it, for the rows that a norm has.
     return m > 256 ? with(std::integral_constant<int, 4>{}) : with(std::integral_constant<int, 2>{});

@@ -55,9 +55,9 @@ int run_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, i
     const bool is_aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0 && x_pitch % 8 == 0;
     const int chunks = static_cast<int>(upper_pitch(k) / 8), parts_log2 = pdl ? row_parts_log2(m, chunks, true) : 0;
     return choose_chunks(m, part_chunks(chunks, parts_log2), [&](auto per_thread, int threads) {
-        const RowLaunch launch{m, parts_log2, threads, kExchangeBytes, pdl, stream};
-        return launch_rows(quantize_kernel<per_thread>, launch, static_cast<const __half*>(x), x_pitch, codes, scale,
-                           static_cast<int>(k), is_aligned, parts_log2);
+        const Launch launch = row_launch(m, parts_log2, threads, kExchangeBytes, pdl, stream);
+        return launch_kernel(quantize_kernel<per_thread>, launch, static_cast<const __half*>(x), x_pitch, codes, scale,
+                             static_cast<int>(k), is_aligned, parts_log2);
     });
 }
 

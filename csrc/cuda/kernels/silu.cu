@@ -59,9 +59,9 @@ int run_silu_and_mul(const void* x, void* carrier, float* scales, int64_t m, int
         const auto kernel = kind == CarrierRows::kExact  ? silu_kernel<per_thread, CarrierRows::kExact>
                             : kind == CarrierRows::kFast ? silu_kernel<per_thread, CarrierRows::kFast>
                                                          : silu_kernel<per_thread, CarrierRows::kBoth>;
-        const RowLaunch launch{m, parts_log2, threads, exchanges ? kExchangeBytes : 0, pdl, stream};
-        return launch_rows(kernel, launch, static_cast<const uint4*>(x), carrier, scales, chunks,
-                           static_cast<int>(exact), parts_log2);
+        const Launch launch = row_launch(m, parts_log2, threads, exchanges ? kExchangeBytes : 0, pdl, stream);
+        return launch_kernel(kernel, launch, static_cast<const uint4*>(x), carrier, scales, chunks,
+                             static_cast<int>(exact), parts_log2);
     });
 }
 

@@ -30,8 +30,6 @@ Kernel kernel_of(PortableOperands operands, int tile) {
     return kKernels[static_cast<int>(operands)][tile];
 }
 
-bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
 }  // namespace
 
 int prepare_portable(bool has_fp8) {
@@ -50,19 +48,6 @@ int prepare_portable(bool has_fp8) {
 
 int run_portable(const GemmDesc& desc, PortableOperands operands, const PortablePlan& plan, const GemmArgs& args,
                  cudaStream_t stream, const char** message) {
-    const bool is_fp8 = operands == PortableOperands::kFp8;
-    if (!is_aligned(args.x) || (!is_fp8 && args.x_pitch % 8 != 0)) {
-        *message = "x must be aligned to 16 bytes, and so must its rows";
-        return cudaErrorInvalidValue;
-    }
-    if (!is_aligned(args.upper) || !is_aligned(args.lower)) {
-        *message = "the packed planes must be aligned to 16 bytes";
-        return cudaErrorInvalidValue;
-    }
-    if (plan.split > 1 && (args.workspace == nullptr || args.semaphores == nullptr)) {
-        *message = "a split of K needs a workspace and semaphores";
-        return cudaErrorInvalidValue;
-    }
     const PortableArgs kernel_args{
         args, desc.m, desc.n, desc.k, upper_pitch(desc.k), lower_row_blocks(desc.n), lower_col_blocks(desc.k), plan};
     const PortableTile& tile = kPortableTiles[plan.tile];

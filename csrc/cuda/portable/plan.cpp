@@ -48,12 +48,11 @@ PortablePlan cut_portable(PortableOperands operands, int64_t m, int64_t n, int64
     return plan;
 }
 
-PortablePlan plan_portable(PortableOperands operands, int64_t m, int64_t n, int64_t k, int num_sms,
-                           bool has_semaphores) {
+PortablePlan plan_portable(PortableOperands operands, int64_t m, int64_t n, int64_t k, int num_sms) {
     PortablePlan best{};
     double best_clocks = -1;
     for (int tile = 0; tile < kPortableTileCount; ++tile) {
-        for (int split = 1; split <= (has_semaphores ? kMaxSplit : 1); ++split) {
+        for (int split = 1; split <= kMaxSplit; ++split) {
             const PortablePlan plan = cut_portable(operands, m, n, k, tile, split);
             if (split > 1 && (plan.steps / split < kMinSteps || plan.tiles() > kSemaphores ||
                               portable_workspace_bytes(plan) > kMaxWorkspaceBytes)) {

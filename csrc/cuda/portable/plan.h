@@ -45,10 +45,8 @@ NESTEDFP_HOST_DEVICE constexpr PortableWork portable_work(const PortablePlan& pl
 }
 
 // The plan for D[M,N] = X[M,K] @ W[N,K]^T by a rule of thumb that no card was timed for: what the busiest
-// multiprocessor loads and multiplies, with the memory and tensor throughput of an A100. Without semaphores nothing is
-// split.
-PortablePlan plan_portable(PortableOperands operands, int64_t m, int64_t n, int64_t k, int num_sms,
-                           bool has_semaphores);
+// multiprocessor loads and multiplies, with the memory and tensor throughput of an A100.
+PortablePlan plan_portable(PortableOperands operands, int64_t m, int64_t n, int64_t k, int num_sms);
 
 // A plan with this tile and this many parts.
 PortablePlan cut_portable(PortableOperands operands, int64_t m, int64_t n, int64_t k, int tile, int split);

@@ -9,34 +9,21 @@ import json
 import logging
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-FORMAT = 2
+from nestedfp.kernels.gpu_kernels import library_path
+
+FORMAT = 3
 QUERY = "clocks.max.sm,clocks.max.mem,power.limit,driver_version"
 
 logger = logging.getLogger("vllm.nestedfp")
 
 
-class Row(Protocol):
-    """A timing or a choice."""
-
-    @property
-    def n(self) -> int: ...
-    @property
-    def k(self) -> int: ...
-    def as_list(self) -> Sequence[float]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(NamedTuple):
     """What timings depend on beside the shape."""
 
     gpu: str
@@ -45,29 +32,17 @@ class Card:
     kernels: str  # fingerprint of the compiled library
 
 
-@cache
-def kernels_fingerprint() -> str:
-    """Fingerprint of the installed nestedfp_cuda_C.
-
-    Raises:
-        ImportError: when it is not installed.
-    """
-    spec = find_spec("nestedfp_cuda_C")
-    if spec is None or spec.origin is None:
-        raise ImportError("nestedfp_cuda_C is not installed; build with nvcc (CUDA 12.8 or newer) on the PATH")
-    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:16]
-
-
 def this_card() -> Card | None:
     """Describe the current device; None, with a warning, where nvidia-smi does not tell its limits."""
     properties = torch.cuda.get_device_properties()
+    kernels = hashlib.sha256(Path(library_path()).read_bytes()).hexdigest()[:16]
     command = ["nvidia-smi", f"--id=GPU-{properties.uuid}", f"--query-gpu={QUERY}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("GEMM timings are not kept: nvidia-smi does not tell this card's limits (%s)", error)
         return None
-    return Card(properties.name, properties.multi_processor_count, answer.stdout.strip(), kernels_fingerprint())
+    return Card(properties.name, properties.multi_processor_count, answer.stdout.strip(), kernels)
 
 
 def folder() -> Path:
@@ -76,12 +51,12 @@ def folder() -> Path:
     return Path(base) / "nestedfp"
 
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R")
 
 
 def path_of(kind: str, card: Card, n: int, k: int) -> Path:
     """The file of one kind, "gemm" or "mixed", card and layer shape."""
-    key = json.dumps([FORMAT, asdict(card), n, k], sort_keys=True)
+    key = json.dumps([FORMAT, card, n, k])
     return folder() / f"{kind}-{n}x{k}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
@@ -90,7 +65,7 @@ def load(kind: str, card: Card, n: int, k: int, reach: int, of_list: Callable[[A
 
     Args:
         reach: the most tokens to be measured.
-        of_list: undoes ``as_list``.
+        of_list: makes a row of what JSON has kept of it.
 
     Returns:
         None if there is nothing for steps of so many tokens, or, with a warning, if the file cannot be read.
@@ -98,10 +73,7 @@ def load(kind: str, card: Card, n: int, k: int, reach: int, of_list: Callable[[A
     path = path_of(kind, card, n, k)
     try:
         content = json.loads(path.read_text())
-        found = [of_list(values) for values in content["rows"]]
-        if any((row.n, row.k) != (n, k) for row in found):
-            raise ValueError(f"it is of other shapes than N={n}, K={k}")
-        return found if content["reach"] >= reach else None
+        return [of_list(values) for values in content["rows"]] if content["reach"] >= reach else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -109,26 +81,13 @@ def load(kind: str, card: Card, n: int, k: int, reach: int, of_list: Callable[[A
         return None
 
 
-def save(kind: str, card: Card, n: int, k: int, reach: int, rows: Sequence[Row]) -> None:
+def save(kind: str, card: Card, n: int, k: int, reach: int, rows: Sequence[Any]) -> None:
     """Keep what was measured of one shape; a folder that cannot be written costs a warning and the next start's time."""
     path = path_of(kind, card, n, k)
+    part = path.with_name(f"{path.name}.{os.getpid()}")  # so that nobody reads half of it
     try:
-        write(path, json.dumps({"card": asdict(card), "reach": reach, "rows": [row.as_list() for row in rows]}))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps({"card": card, "reach": reach, "rows": rows}))
+        part.replace(path)
     except OSError as error:
         logger.warning("times are not kept: %s cannot be written: %s", path, error)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file at once, so that nobody reads half of it.
-
-    Raises:
-        OSError: when that is not possible.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        file.write(text)
-    try:
-        os.replace(file.name, path)
-    except OSError:
-        os.unlink(file.name)
-        raise

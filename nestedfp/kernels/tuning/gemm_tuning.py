@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,8 +34,7 @@ REFERENCES = 2  # best by prediction, timed again whatever they took
 ROTATED_BYTES = 150e6  # three times an H100's L2: the layers of a chain together have at least as many
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """One timed config: microseconds of a GEMM [m, k] x [n, k] within a chain of layers."""
 
     precision: int
@@ -45,23 +44,11 @@ class Timing:
     config: Config
     us: float
 
-    def as_list(self) -> list[float]:
-        """As JSON keeps it; ``of_list`` undoes it."""
-        c = self.config
-        shape = [self.precision, self.m, self.n, self.k]
-        return [*shape, c.tile, c.split, int(c.tail_only), int(c.global_workspace), round(self.us, 3)]
-
     @classmethod
-    def of_list(cls, values: Sequence[float]) -> "Timing":
-        """Undo ``as_list``.
-
-        Raises:
-            ValueError: for anything but nine numbers, the last above zero.
-        """
-        if len(values) != 9 or not all(isinstance(v, int | float) for v in values) or not values[8] > 0:
-            raise ValueError(f"a timing is nine numbers, the last above zero; got {values!r}")
-        precision, m, n, k, tile, split, tail_only, global_workspace = (int(value) for value in values[:8])
-        return cls(precision, m, n, k, Config(tile, split, bool(tail_only), bool(global_workspace)), float(values[8]))
+    def of_list(cls, values: Sequence[Any]) -> "Timing":
+        """Return it as JSON has kept it."""
+        precision, m, n, k, config, us = values
+        return cls(precision, m, n, k, Config(*config), us)
 
 
 def take(timings: Iterable[Timing], num_sms: int) -> int:

@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,8 +35,7 @@ MixedConfig = tuple[int, int, int, int]
 TWO_LAUNCHES: MixedConfig = (-1, 0, 1, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class MixedChoice:
+class MixedChoice(NamedTuple):
     """The config for weights [n, k] beside up to so many fast rows."""
 
     n: int
@@ -44,29 +43,17 @@ class MixedChoice:
     fast_rows: int
     config: MixedConfig
 
-    def as_list(self) -> list[int]:
-        """As JSON keeps it; ``of_list`` undoes it."""
-        return [self.n, self.k, self.fast_rows, *self.config]
-
     @classmethod
-    def of_list(cls, values: Sequence[int]) -> "MixedChoice":
-        """Undo ``as_list``.
-
-        Raises:
-            ValueError: for anything but seven integers.
-        """
-        if len(values) != 7 or not all(isinstance(value, int) for value in values):
-            raise ValueError(f"a choice is seven integers, got {values!r}")
-        n, k, fast_rows, tile, clusters, split, rest_split = values
-        return cls(n, k, fast_rows, (tile, clusters, split, rest_split))
+    def of_list(cls, values: Sequence[Any]) -> "MixedChoice":
+        """Return it as JSON has kept it."""
+        n, k, fast_rows, config = values
+        return cls(n, k, fast_rows, tuple(config))
 
 
 def take(choices: Iterable[MixedChoice]) -> None:
     """Give choices to the kernels, which multiply in two launches what they know nothing of."""
-    for choice in choices:
-        cuda_library.library().nestedfp_take_mixed(
-            choice.n, choice.k, choice.fast_rows, (ctypes.c_int * 4)(*choice.config)
-        )
+    for *problem, config in choices:
+        cuda_library.library().nestedfp_take_mixed(*problem, (ctypes.c_int * 4)(*config))
 
 
 def forget() -> None:
@@ -146,7 +133,8 @@ class MixedLayer:
         """
         n, k = self._weights[0].n, self._weights[0].k
         times: dict[MixedConfig, float] = {}
-        for config in spread_out(list(candidates(n, k, self._exact, self._fast, num_sms))):
+        found = list(candidates(n, k, self._exact, self._fast, num_sms))
+        for config in (found[i] for i in spread(range(len(found)))):  # any beginning has all kinds of them
             if time.monotonic() > until_s:
                 break
             times[config] = self.us(config)
@@ -177,11 +165,6 @@ class MixedLayer:
                 raise RuntimeError(
                     f"the mixed GEMM with config {config} is off by {error}, expected {MOST_ERROR} at most"
                 )
-
-
-def spread_out(values: Sequence[MixedConfig]) -> list[MixedConfig]:
-    """Order configs so that any beginning of the list has all kinds of them."""
-    return [values[i] for i in spread(range(len(values)))] if values else []
 
 
 def fast_rows(max_tokens: int) -> list[int]:

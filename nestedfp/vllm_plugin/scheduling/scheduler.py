@@ -16,7 +16,6 @@ from nestedfp.steps.rows.row_state import MOST_PLANNED, fullness
 from nestedfp.steps.step_rule import StepRule, StepSignals, choose
 from nestedfp.vllm_plugin.directives import directive_receiver
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
-from nestedfp.vllm_plugin.scheduling import workers_answers
 from nestedfp.vllm_plugin.scheduling.deadline_watch import steady_s
 from nestedfp.vllm_plugin.scheduling.mixins.control import EngineControl
 from nestedfp.vllm_plugin.scheduling.row_steps import RowStep, left_tokens
@@ -263,14 +262,28 @@ def _open_directive_line(core: Any, path: str) -> None:
     # The workers are asked here and now, in the core's own thread; the line's thread may not.
     scheduler = _with_workers_answers(core)
     directive_receiver.open_line(scheduler.nestedfp_set_directive, path)
-    scheduler.nestedfp_epochs_order()
+
+
+def _ask_workers_first(core: Any) -> None:
+    """Have an engine core ask its workers before its first request: an SLO may be in force without a directive. Idempotent."""
+    original = core.add_request
+    if getattr(original, "_nestedfp", False):
+        return
+
+    @functools.wraps(original)
+    def add_request(self: Any, *args: Any, **kwargs: Any) -> None:
+        _with_workers_answers(self)
+        original(self, *args, **kwargs)
+
+    add_request._nestedfp = True  # type: ignore[attr-defined]
+    core.add_request = add_request
 
 
 def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     """Build the engine's scheduler over the base that vLLM would have taken; vLLM calls this as ``scheduler_cls``."""
     from vllm.v1.engine.core import EngineCore
 
-    workers_answers.install(_with_workers_answers)
+    _ask_workers_first(EngineCore)
     # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
     EngineCore.nestedfp_set_directive = _set_directive
     EngineCore.nestedfp_open_directive_line = _open_directive_line

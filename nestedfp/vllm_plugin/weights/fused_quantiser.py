@@ -40,7 +40,9 @@ class FuseQuantiser(InductorPass):  # type: ignore[misc]
     """The pass. Without state, so that it travels in an engine's configuration to every process."""
 
     def __call__(self, graph: fx.Graph) -> None:
-        fuse(graph)
+        _silu_patterns().apply(graph)
+        for node in graph.find_nodes(op="call_function", target=LINEAR):
+            _fuse(node)
 
     def uuid(self) -> str:
         """Return a key of this file: vLLM's configuration and both caches of compiled graphs hash it."""
@@ -48,18 +50,8 @@ class FuseQuantiser(InductorPass):  # type: ignore[misc]
 
 
 def install(config: VllmConfig) -> None:
-    """Have vLLM run the pass, in every process that compiles this engine's graphs.
-
-    Raises:
-        ValueError: when the place of such passes is taken.
-    """
-    passes = config.compilation_config.inductor_compile_config
-    taken = passes.setdefault(current_platform.pass_key, FuseQuantiser())
-    if not isinstance(taken, FuseQuantiser):
-        raise ValueError(
-            f"nestedfp's fused_quantiser is a compile pass of vLLM's, but inductor_compile_config[{current_platform.pass_key!r}] "
-            f"is {taken!r}; remove one of the two"
-        )
+    """Have vLLM run the pass, in every process that compiles this engine's graphs."""
+    config.compilation_config.inductor_compile_config[current_platform.pass_key] = FuseQuantiser()
 
 
 def is_installed(config: VllmConfig) -> bool:
@@ -68,19 +60,11 @@ def is_installed(config: VllmConfig) -> bool:
     return isinstance(passes.get(current_platform.pass_key), FuseQuantiser)
 
 
-def fuse(graph: fx.Graph) -> int:
-    """Fuse what can be fused; return how many linear layers read a carrier now."""
-    _silu_patterns().apply(graph)
-    return sum(_fuse(node) for node in graph.find_nodes(op="call_function", target=LINEAR))
-
-
-def _fuse(linear: fx.Node) -> bool:
+def _fuse(linear: fx.Node) -> None:
     """Fuse one linear layer with what precedes it, where that is possible."""
-    if not _takes_carrier(linear):
-        return False
-    producer = _producer(linear.args[0])
+    producer = _producer(linear.args[0]) if _takes_carrier(linear) else None
     if producer is None:
-        return False
+        return
     graph = linear.graph
     if producer.target is SILU_AND_MUL:
         carrier, scales = linear.args[0], _item(producer, 1, before=linear)
@@ -97,7 +81,7 @@ def _fuse(linear: fx.Node) -> bool:
                 item.replace_all_uses_with(total)
                 graph.erase_node(item)
     else:
-        return False
+        return
     _, upper, lower, bias, _, _, _, n, k, _ = linear.args
     carried = _call(
         graph,
@@ -107,7 +91,6 @@ def _fuse(linear: fx.Node) -> bool:
     )
     linear.replace_all_uses_with(carried)
     graph.erase_node(linear)  # what it leaves unread, vLLM's cleanup erases
-    return True
 
 
 def _takes_carrier(node: Any) -> bool:

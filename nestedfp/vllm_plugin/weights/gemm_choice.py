@@ -6,15 +6,14 @@ choice on each keeps them in step.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 
-from nestedfp.kernels.cuda_library import FP8, PackedWeight, describe
-from nestedfp.kernels.cuda_library import choose as kernel_choice
+from nestedfp.kernels.cuda_library import PackedWeight
 from nestedfp.kernels.gpu_kernels import is_portable
 from nestedfp.kernels.tuning import gemm_cache, gemm_tuning, mixed_tuning
 from nestedfp.kernels.tuning.gemm_tuning import Timing
@@ -26,11 +25,10 @@ logger = init_logger("vllm.nestedfp")
 
 Shapes = Mapping[tuple[int, int], Sequence[PackedWeight]]  # by (N, K)
 
-R = TypeVar("R", bound=gemm_cache.Row)
+R = TypeVar("R")
 
 BUDGET_S = 20.0
 MIXED_BUDGET_S = 15.0
-NAMED_TOKENS = (1, 16, 32, 64, 128, 256, 384, 448, 480, 512, 640, 864, 1024, 2048, 8192)  # in the log
 
 
 def weights_by_shape(model: torch.nn.Module) -> dict[tuple[int, int], list[PackedWeight]]:
@@ -57,8 +55,7 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
     shapes = weights_by_shape(model)
     if is_portable(torch.cuda.get_device_capability()):
         logger.info("GEMM tiles are chosen by the portable kernels' rule")
-        pinned = options.gemm_choice == "model" or options.fused_quantiser == "always"
-        library_route.choose(shapes, max_tokens, measure=not pinned)
+        library_route.choose(shapes, max_tokens, measure=options.gemm_choice == "measure")
         return
     if options.gemm_choice == "model" or not shapes:
         logger.info("GEMM configs are chosen by the cost model")
@@ -76,9 +73,6 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
     logger.info("GEMM configs: %d timings guide the choice, ready after %.1f s", taken, time.monotonic() - began_s)
     if options.mixed_steps and fast_rows:
         mixed_tuning.take(_of_rank_0("mixed", shapes, fast_rows[-1], MixedChoice.of_list, compare))
-    if get_tp_group().rank_in_group == 0:
-        for line in chosen_lines(shapes, gemm_tuning.PRECISIONS, max_tokens, num_sms):
-            logger.info("%s", line)
 
 
 def _of_rank_0(
@@ -90,7 +84,7 @@ def _of_rank_0(
 ) -> list[R]:
     """Return what rank 0 has kept or measures; the others wait for it."""
     group = get_tp_group()
-    lists: Any = None
+    rows: Any = None
     if group.rank_in_group == 0:
         card = gemm_cache.this_card()
         kept = {s: None if card is None else gemm_cache.load(kind, card, *s, reach, of_list) for s in shapes}
@@ -101,26 +95,11 @@ def _of_rank_0(
                 len(missing),
                 len(shapes),
             )
-            for shape, rows in measure(missing).items():
-                kept[shape] = rows
+            for shape, found in measure(missing).items():
+                kept[shape] = found
                 if card is not None:
-                    gemm_cache.save(kind, card, *shape, reach, rows)
-        lists = [row.as_list() for rows in kept.values() for row in rows or ()]
+                    gemm_cache.save(kind, card, *shape, reach, found)
+        rows = [row for found in kept.values() for row in found or ()]
     if group.world_size > 1:
-        lists = group.broadcast_object(lists, src=0)
-    return [of_list(values) for values in lists]
-
-
-def chosen_lines(
-    shapes: Iterable[tuple[int, int]], precisions: Sequence[int], max_tokens: int, num_sms: int
-) -> list[str]:
-    """Say which configs the kernels take now (``cuda_library.describe``): a line for each shape (N, K) and precision."""
-    lines = []
-    for n, k in shapes:
-        for precision in precisions:
-            configs = {m: describe(kernel_choice(precision, m, n, k, num_sms)) for m in NAMED_TOKENS if m <= max_tokens}
-            parts = ", ".join(f"{m}: {config}" for m, config in configs.items())
-            lines.append(
-                f"GEMM configs for N={n}, K={k} in {'FP8' if precision == FP8 else 'FP16'}, by tokens: {parts}"
-            )
-    return lines
+        rows = group.broadcast_object(rows, src=0)
+    return list(rows)

@@ -47,7 +47,7 @@ class NestedLinearBase(LinearMethodBase):
             found = current_platform.get_device_capability()
             capability = (found.major, found.minor)
             self.quantize_activations = multiplies_fp8(capability)
-            self.by_library = is_portable(capability) and options.fused_quantiser != "always"
+            self.by_library = is_portable(capability)
         self.stays_plain = is_exact and not current_platform.is_cpu()
         self.is_exact = is_exact
         self.plain = UnquantizedLinearMethod()

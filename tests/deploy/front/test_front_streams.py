@@ -5,15 +5,16 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from vllm_parts import SamplingParams  # first: it silences third-party warnings
+from vllm_parts import SamplingParams, frontend  # first: it silences third-party warnings
 
 from deploy.access.admission import Admission
 from deploy.access.peers import PeerView
 from deploy.front.context import PathMeter
 from deploy.front.generate import Generate
 from deploy.front.handover import GenerateCall
-from deploy.front.routes.text import is_plain
+from deploy.front.routes.text import Route, is_plain
 from deploy.front.streams import Frame
+from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
 from nestedfp.vllm_plugin.serving.disclosure import StreamDiscloser
 
@@ -26,10 +27,12 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest  # noq
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion  # noqa: E402
 from vllm.outputs import CompletionOutput, RequestOutput  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
+from vllm.v1.engine.exceptions import EngineDeadError  # noqa: E402
 from vllm.v1.engine.output_processor import RequestOutputCollector  # noqa: E402
 
 PROMPT = [5, 6, 7]
 FINGERPRINT = "vllm-test"
+ROUTE = Route(CompletionRequest, None, "create")
 
 # Each output: text, token ids, finish reason, stop reason.
 ENDINGS = {
@@ -66,7 +69,7 @@ def outputs_of(parts):
         completion = CompletionOutput(0, text, ids, None, None, finish_reason=finish, stop_reason=stop)
         output = RequestOutput("r", None, PROMPT, None, [completion], finish is not None)
         if finish is not None:
-            output.nestedfp_counts = counts_of(parts)
+            output.counts = counts_of(parts)
         made.append(output)
         assert position == len(parts) - 1 or finish is None
     return made
@@ -91,6 +94,10 @@ def request_of(chat, **body):
     return CompletionRequest(**{"model": "m", "prompt": "x", "stream": True, **body})
 
 
+def front(meter=None):
+    return Generate({}, SimpleNamespace(errored=False), Admission(None, 1), meter or PathMeter(), PeerView(), 1 << 20)
+
+
 async def lean(outputs, chat, include_usage):
     """What ``Generate._write`` sends for the outputs."""
     sent = []
@@ -108,13 +115,16 @@ async def lean(outputs, chat, include_usage):
         for output in outputs:
             while collector.output is not None:  # else it would be merged with the one before
                 await asyncio.sleep(0)
+            if output.finished:  # the engine says them then
+                context.counts["r"] = output.counts
             collector.put(output)
 
     frame = Frame.make("id", 1, "m", chat=chat, include_usage=include_usage, fingerprint=FINGERPRINT)
     call = GenerateCall(Client(), None, SamplingParams(), "r", {}, frame=frame)
+    generate = front()
+    context = generate._meter.arrive(0.0)
     feeding = asyncio.create_task(feed())
-    generate = Generate({}, SimpleNamespace(errored=False), Admission(None, 1), PathMeter(), PeerView(), 1 << 20)
-    await generate._write(call, send, generate._meter.arrive(0.0))
+    await generate._write(call, send, context)
     await feeding
     assert sent[0]["status"] == 200
     assert not sent[-1].get("more_body")
@@ -164,10 +174,10 @@ def serving_of(chat):
     return serving
 
 
-def completion_events(serving, request, numbered):
-    inputs = [{"type": "token", "prompt_token_ids": PROMPT, "prompt": "x"}]
+def completion_events(serving, request, numbered, prompts=1):
+    inputs = [{"type": "token", "prompt_token_ids": PROMPT, "prompt": "x"}] * prompts
     metadata = RequestResponseMetadata(request_id="id")
-    return serving.completion_stream_generator(request, inputs, numbered, "id", 1, "m", 1, None, metadata)
+    return serving.completion_stream_generator(request, inputs, numbered, "id", 1, "m", prompts, None, metadata)
 
 
 @pytest.mark.parametrize("include_usage", [False, True], ids=["", "usage asked for"])
@@ -188,6 +198,83 @@ def test_a_part_of_a_prompt_that_was_computed_says_nothing():
     parts = [("", [], None, None), ("", [], None, None), ("a", [4], None, None), ("", [5], "length", None)]
     ours = asyncio.run(lean(outputs_of(parts), chat=False, include_usage=False))
     assert [event["choices"][0]["text"] for event in events(ours)[:2]] == ["a", ""]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_stream_of_vllms_that_breaks_has_failed_and_says_nothing_about_latency(breaks):
+    meter = PathMeter()
+    sent = []
+
+    async def numbered():
+        for output in outputs_of([("a", [4], None, None), ("b", [5], None, None), ("", [6], "length", None)]):
+            if breaks and output.finished:
+                raise EngineDeadError
+            yield 0, output
+
+    async def send(message):
+        sent.append(message)
+
+    async def relayed():
+        request = request_of(chat=False)
+        events = completion_events(serving_of(chat=False), request, numbered())
+        context = meter.arrive(meter.clock())
+        context.id = "mine"
+        await front(meter)._relay(ROUTE, events, request, send, context, frontend.Collected())
+        return context
+
+    context = asyncio.run(relayed())
+    assert (sent[0]["status"], sent[-1].get("more_body")) == (200, None)
+    errors = [message["body"] for message in sent if b'"error"' in message.get("body", b"")]
+    assert [
+        json.loads(event.removeprefix(b"data: ").partition(b"\n")[0])["error"]["request_id"] for event in errors
+    ] == ["mine"] * breaks
+    assert context.outcome is (RequestOutcome.FAILED if breaks else RequestOutcome.OK)
+    assert len(meter.take_finished()) == (0 if breaks else 1)
+
+
+@pytest.mark.parametrize("include_usage", [False, True], ids=["", "usage asked for"])
+def test_a_stream_of_two_prompts_whose_second_ends_first_ends_with_the_counts_of_both(include_usage):
+    counts, sent = frontend.Collected(), []
+    first = outputs_of([("a", [4], None, None), ("b", [5], None, None), ("", [6], "length", None)])
+    second = outputs_of([("c", [4], None, None), ("", [2], "stop", None)])
+
+    async def numbered():
+        for prompt, output in [(0, first[0]), (1, second[0]), (1, second[1]), (0, first[1]), (0, first[2])]:
+            if output.finished:  # the engine says them then
+                counts[f"r-{prompt}"] = output.counts
+            yield prompt, output
+
+    async def send(message):
+        sent.append(message)
+
+    async def relayed():
+        options = {"stream_options": {"include_usage": True}} if include_usage else {}
+        request = request_of(chat=False, prompt=["x", "y"], **options)
+        meter = PathMeter()
+        generate, context = front(meter), meter.arrive(meter.clock())
+        context.prompt_tokens = 6  # of both, as the engine was given them
+        made = completion_events(serving_of(chat=False), request, numbered(), prompts=2)
+        await generate._relay(ROUTE, made, request, send, context, counts)
+
+    asyncio.run(relayed())
+    said = events(b"".join(message.get("body", b"") for message in sent))
+    assert said[-2:] == ["data: [DONE]", ""]
+    ends = [choice["index"] for event in said[:-2] for choice in event["choices"] if choice["finish_reason"]]
+    assert ends == [1, 0]
+    both = {"prompt": {"fp16": 4, "fp8": 2, "cached": {"fp16": 0, "fp8": 0}}, "completion": {"fp16": 0, "fp8": 5}}
+    last = {
+        "prompt_tokens": 6,
+        "completion_tokens": 5,
+        "total_tokens": 11,
+        "precision": "mixed",
+        "precision_tokens": both,
+    }
+    assert said[-3]["usage"] == last, "the stream's last word"
+    usages = [event["usage"] for event in said[:-2] if event.get("usage")]
+    told = [(usage["prompt_tokens"], usage["completion_tokens"]) for usage in usages]
+    assert told == ([(6, 5)] if include_usage else [(6, 2), (6, 5)]), (
+        "the prompts of all, the tokens of those that have ended"
+    )
 
 
 def test_counts_that_the_engine_never_said_are_left_out():

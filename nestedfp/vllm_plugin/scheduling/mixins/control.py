@@ -19,9 +19,6 @@ class EngineControl(RequestClasses):
     def nestedfp_set_directive(self, directive: dict[str, Any]) -> dict[str, Any]:
         """Put a directive in force from the next step on.
 
-        Where its author has a line of its own (directive_receiver.py), a directive that is older than the one in force changes
-        nothing: there are two ways for it to come, and one may overtake the other.
-
         Args:
             directive: ``{"mode": "fp16" | "fp8" | "auto", "epoch": int, "rule": {...}}``.
 
@@ -31,17 +28,9 @@ class EngineControl(RequestClasses):
         Raises:
             ValueError: for an unknown mode or rule.
         """
-        mode, rule = DirectiveMode(directive["mode"]), StepRule(**(directive.get("rule") or {}))
-        epoch = int(directive["epoch"])
-        with self._directing:
-            if not self._epochs_order or epoch >= self._in_force[2]:
-                self._in_force = (mode, rule, epoch)
-            in_force, _, epoch = self._in_force
-        return {"mode": in_force.value, "epoch": epoch}
-
-    def nestedfp_epochs_order(self) -> None:
-        """From now on an older epoch changes nothing: all directives have one author."""
-        self._epochs_order = True
+        rule, epoch = StepRule(**(directive.get("rule") or {})), int(directive["epoch"])
+        mode, _, _ = self._in_force = DirectiveMode(directive["mode"]), rule, epoch
+        return {"mode": mode.value, "epoch": epoch}
 
     def nestedfp_take_step_costs(self, ranks: list[dict[str, Any] | None]) -> None:
         """Take what every rank measured at its start; see nestedfp/vllm_plugin/ranks/timing/step_timing.py."""

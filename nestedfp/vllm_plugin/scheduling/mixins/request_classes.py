@@ -50,11 +50,8 @@ class RequestClasses(WaitingRequests):
         options = PluginOptions.of(self.vllm_config)
         # Mode, rule and epoch, replaced together: another thread may do so (directive_receiver.py).
         self._in_force = (*options.directive(), 0)
-        self._epochs_order = False  # whether all directives have one author, whose epochs never fall
-        self._directing = threading.Lock()
         self._step_costs: StepCosts | None = None
         self._fp16_only = False  # no layer has an FP8 mode
-        self._fp16_reads_fp8_blocks = options.fp16_reads_fp8_blocks
         self._rounds_kv = rounds_kv(self.vllm_config)
         self._fp8_share: float | None = None
         self._budget_tokens = self.max_num_scheduled_tokens  # which a step's precision may lower
@@ -153,9 +150,7 @@ class RequestClasses(WaitingRequests):
 
     def _get_local_prefix_cache_hit(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         rid, planned = request.request_id, self._planned
-        exact_directive = (
-            planned is None and self._in_force[0] is DirectiveMode.FP16 and not self._fp16_reads_fp8_blocks
-        )
+        exact_directive = planned is None and self._in_force[0] is DirectiveMode.FP16
         is_exact = planned is not None and request.nestedfp_class == "exact" and rid not in planned.fast
         self._blocks.settled = rid in self._pinned
         self._blocks.wanted = exact_directive or is_exact or self._blocks.settled
