@@ -7,6 +7,7 @@ requests, so that one shed or refused misses the SLO.
 from collections.abc import Sequence
 
 from controller.config import ControllerConfig
+from nestedfp.modes import Mode
 from simulator.cluster.cluster import RunResult
 from simulator.engine.request import SimRequest
 from workload.frozen import FrozenModel
@@ -55,7 +56,7 @@ def summarise(result: RunResult, config: ControllerConfig, wall_s: float) -> Sim
     requests, minutes = result.requests, result.replica_s / MINUTE_S
     answered = [request for request in requests if request.outcome == "finished"]
     exact = sum(not (request.prompt_fp8 or request.completion_fp8) for request in answered)
-    fp16, fp8 = (sum(replica.engine.stats.tokens[is_fp8] for replica in result.replicas) for is_fp8 in (False, True))
+    fp16, fp8 = (sum(replica.engine.stats.tokens[mode] for replica in result.replicas) for mode in Mode)
     return SimulationSummary(
         policy=config.policy.name,
         slo=config.slo,

@@ -70,5 +70,5 @@ def directed(table: EngineTable, sizes: list[tuple[float, int, int]], rule: Step
         engine.advance(request.arrived_s)
         engine.add(request.arrived_s, request)
     engine.advance(1e9)
-    exact, fp8 = engine.stats.tokens
+    exact, fp8 = engine.stats.tokens.values()
     return float(np.mean([met(request, SLO) for request in requests])), exact / (exact + fp8)

@@ -44,6 +44,7 @@ MAY_IMPORT = {
         "deploy.access.peers",
         "deploy.haproxy.haproxy_config",
         "deploy.haproxy.route_rule",
+        "nestedfp.vllm_plugin.scheduling.accounting",
         "workload",
         *SHARED,
     },
