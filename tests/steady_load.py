@@ -16,7 +16,7 @@ SILENT_S = 60.0  # a request that brings nothing for so long hangs
 AT_ONCE = 64
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 # Answers in one piece, the short way of plain streams, a stream that a change may well meet, and vLLM's own generators.
-KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
+KINDS: Sequence[tuple[str, dict[str, Any]]] = (
     ("/v1/completions", {"max_tokens": 32}),
     ("/v1/completions", {"max_tokens": 64, **STREAM}),
     ("/v1/completions", {"max_tokens": 400, **STREAM}),
@@ -42,9 +42,9 @@ class SteadyLoad:
     Every second round is asked on connections that are kept open, as clients' libraries do.
     """
 
-    def __init__(self, urls: Sequence[str], per_s: float) -> None:
+    def __init__(self, urls: Sequence[str], per_s: float, kinds: Sequence[tuple[str, dict[str, Any]]] = KINDS) -> None:
         self.answers: list[Answer] = []
-        self._urls, self._period_s = list(urls), 1 / per_s
+        self._urls, self._period_s, self._kinds = list(urls), 1 / per_s, kinds
         self._kept = {url: httpx.Client(base_url=url, timeout=SILENT_S, trust_env=False) for url in urls}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._send)
@@ -78,8 +78,8 @@ class SteadyLoad:
             number, due_s = number + 1, due_s + self._period_s
 
     def _ask(self, number: int) -> None:
-        path, asked = KINDS[number % len(KINDS)]
-        turn = number // len(KINDS)
+        path, asked = self._kinds[number % len(self._kinds)]
+        turn = number // len(self._kinds)
         urls = self._urls
         url = urls[turn % len(urls)]
         kept = turn // len(urls) % 2 == 1
