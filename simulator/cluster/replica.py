@@ -64,8 +64,6 @@ class Replica:
         self._follower = DirectiveFollower(name, *config.lapsed)
         self._directed: DirectiveMode | None = None
         self._seq = 0
-        self.calls = 0  # for directives: the number of the last one
-        self.seen: str | None = None  # token of the directive that it was told last
         self._slo_evaluated = 0
         self._within_slo = 0
         self._put_in_force(0.0)
