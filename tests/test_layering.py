@@ -53,10 +53,7 @@ MAY_IMPORT = {
     "experiments": {
         "controller.config",
         "deploy.config",
-        "loadtest.errors",
-        "loadtest.report.error_kinds",
-        "loadtest.report.run_summary",
-        "loadtest.service",
+        "loadtest",
         "simulator",
         "nestedfp.vllm_plugin.options",
         "workload",
