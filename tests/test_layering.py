@@ -26,13 +26,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = {
-    "nestedfp.modes",
-    "nestedfp.steps.slo_rule",
-    "nestedfp.steps.step_rule",
-    "nestedfp.steps.step_costs",
-    "nestedfp.steps.rows",
-}
+SHARED = {"nestedfp.modes", "nestedfp.steps"}
 MAY_IMPORT = {
     "nestedfp": set[str](),
     "workload": {"nestedfp.answers"},
