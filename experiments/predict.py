@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.engine.engine_shapes import SHAPES
 from controller.config import ControllerConfig
 from experiments.config import Experiment, ExperimentError, Run, controller_section
-from experiments.other_ranks import Shape, derive
+from experiments.other_ranks import derive
 from nestedfp.vllm_plugin.options import PluginOptions
 from simulator.bench import simulate
 from simulator.cluster.scenario import Scenario
@@ -117,7 +117,7 @@ def derived_table(measured: EngineTable, experiment: Experiment) -> EngineTable:
             f"{experiment.name} runs {experiment.shape or experiment.model} on {ranks} ranks and the table is of {measured.model} "
             f"on one; expected both to be one of {', '.join(SHAPES)}, or a table of the experiment's own engine"
         )
-    derived = derive(measured, Shape.of(measured.model), Shape.of(experiment.shape), ranks)
+    derived = derive(measured, SHAPES[measured.model], SHAPES[experiment.shape], ranks)
     return derived.model_copy(update={"model": f"{experiment.shape} on {ranks} GPUs, from steps of {measured.model}"})
 
 
