@@ -1,13 +1,9 @@
 """Runs an experiment: every system is started once; every run, rate and seed is one load test against it."""
 
-import contextlib
 import itertools
-import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,40 +14,41 @@ from benchmarks.http import http_procs
 from benchmarks.http.http_systems import RunningSystem
 from experiments import systems
 from experiments.config import Experiment, ExperimentError, Kill, Run
+from loadtest.config import LoadtestConfig
 from loadtest.errors import LoadtestError
-from loadtest.service.process import ADMIN_KEY_ENV
+from loadtest.progress import Progress
+from loadtest.session import run_loadtest
+from workload.traces import TraceError
 
-LOADTEST_LIMIT_S = 120.0  # beyond the arrivals and the drain
 REPLICAS_LIMIT_S = 600.0  # for replicas that were killed to come back
-STOP_LIMIT_S = 20.0  # for an interrupted load test
 Cell = tuple[int, float, Run]  # seed, requests/s and run of one load test
 
 
-def loadtest_command(experiment: Experiment, run: Run, rate_rps: float, seed: int, trace: Path, url: str) -> list[str]:
-    """Return the load test's command line, without its output folder."""
-    load = experiment.load
-    options: dict[str, object] = {
-        "url": url,
-        "trace": trace,
-        "start": load.start_s,
-        "duration": load.duration_s,
-        "rate": rate_rps,
-        "seed": seed,
-        "max-requests": math.ceil(rate_rps * load.duration_s),
-        "context-tokens": experiment.engine.max_model_len,
-        "length-scale": load.length_scale,
-        "max-prompt-tokens": load.max_prompt_tokens,
-        "slo-ttft-ms": experiment.slo.ttft_ms,
-        "slo-tpot-ms": experiment.slo.tpot_ms,
-        "cooldown": load.cooldown_s,
-        "drain": load.drain_s,
-        "settle-limit": load.settle_limit_s,
-        "policies": (run.directive or "adaptive") if run.system == "nestedfp" else f"plain-{run.name}",
-        "exact-share": run.exact_share or None,
-        "session-share": run.session_share if run.session_share < 1 else None,
-    }
-    given = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
-    return [sys.executable, "-m", "loadtest", *itertools.chain.from_iterable(given)]
+def loadtest_of(
+    experiment: Experiment, run: Run, rate_rps: float, seed: int, trace: Path, url: str, out: Path
+) -> LoadtestConfig:
+    """Return the load test of a run."""
+    load, slo = experiment.load, experiment.slo
+    return LoadtestConfig(
+        url=url,
+        trace=trace,
+        start_s=load.start_s,
+        duration_s=load.duration_s,
+        rate_rps=rate_rps,
+        seed=seed,
+        context_tokens=experiment.engine.max_model_len,
+        length_scale=load.length_scale,
+        max_prompt_tokens=load.max_prompt_tokens,
+        slo_ttft_ms=slo.ttft_ms,
+        slo_tpot_ms=slo.tpot_ms,
+        cooldown_s=load.cooldown_s,
+        drain_s=load.drain_s,
+        settle_limit_s=load.settle_limit_s,
+        policies=((run.directive or "adaptive") if run.system == "nestedfp" else f"plain-{run.name}",),
+        exact_share=run.exact_share,
+        session_share=run.session_share,
+        out=out,
+    )
 
 
 @dataclass(frozen=True)
@@ -131,41 +128,28 @@ class Campaign:
         """One load test, and what is killed during it; True when it ended well."""
         target = self.folder_of(seed, rate_rps, run)
         target.parent.mkdir(parents=True, exist_ok=True)
+        log = target.with_name(f"{target.name}.log")  # 3.5-0 has no suffix
+        what, ended = f"{run.name} at {rate_rps:g} requests/s, seed {seed}", threading.Event()
         try:
             if run.system == "nestedfp":
                 systems.steer(service, settings, self.experiment, run)
-        except LoadtestError as error:
-            self.say(f"error: {run.name}: {error}")
-            return False
-        command = loadtest_command(self.experiment, run, rate_rps, seed, self.trace, service.url)
-        limit_s = self.experiment.load.duration_s + self.experiment.load.drain_s + LOADTEST_LIMIT_S
-        environment = os.environ | {ADMIN_KEY_ENV: service.key}
-        log = target.with_name(f"{target.name}.log")  # 3.5-0 has no suffix
-        with log.open("w") as file:
-            process = subprocess.Popen(
-                [*command, "--out", str(target)], stdout=file, stderr=subprocess.STDOUT, env=environment
-            )
             if run.kill is not None:
-                threading.Thread(target=_kill, args=(run.kill, service, target, process, self.say), daemon=True).start()
-            try:
-                status: int | None = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                status = None
-            except KeyboardInterrupt:
-                process.terminate()  # it ends its sender
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(STOP_LIMIT_S)
-                process.kill()
-                process.wait()
-                shutil.rmtree(target, ignore_errors=True)  # a part of a load test is no result
-                self.say(f"interrupted: {run.name} at {rate_rps:g} requests/s, seed {seed} is not kept")
-                raise
-        last = next((line for line in reversed(log.read_text().splitlines()) if "within the SLO" in line), "")
-        what = last.strip() or f"no result, status {status}; {log} says why"
-        self.say(f"{run.name} at {rate_rps:g} requests/s, seed {seed}: {what}")
-        return status == 0
+                threading.Thread(target=_kill, args=(run.kill, service, target, ended, self.say), daemon=True).start()
+            asked = loadtest_of(self.experiment, run, rate_rps, seed, self.trace, service.url, target)
+            with log.open("w") as file:
+                run_loadtest(asked, Progress(file), service.key)
+        except (LoadtestError, TraceError) as error:
+            self.say(f"error: {what}: {error}")
+            return False
+        except KeyboardInterrupt:
+            shutil.rmtree(target, ignore_errors=True)  # a part of a load test is no result
+            self.say(f"interrupted: {what} is not kept")
+            raise
+        finally:
+            ended.set()
+        found = next(line for line in reversed(log.read_text().splitlines()) if "within the SLO" in line)
+        self.say(f"{what}: {found}")
+        return True
 
 
 def _start(run: Run) -> tuple[str, int]:
@@ -173,14 +157,11 @@ def _start(run: Run) -> tuple[str, int]:
     return run.system, run.max_num_batched_tokens or 0
 
 
-def _kill(
-    kill: Kill, service: RunningSystem, target: Path, process: "subprocess.Popen[bytes]", say: Callable[[str], None]
-) -> None:
+def _kill(kill: Kill, service: RunningSystem, target: Path, ended: threading.Event, say: Callable[[str], None]) -> None:
     """Wait until requests arrive and end one process of the service without a warning."""
     while not list(target.glob("*/requests-*.jsonl")):  # opened when the sender starts
-        if process.poll() is not None:
+        if ended.wait(0.05):
             return
-        time.sleep(0.05)
     time.sleep(kill.at_s)
     found = http_procs.of_role(service.pid, kill.process)
     if not found:

@@ -14,52 +14,11 @@ ranks is within 8 % of what this makes of one rank's; what that of the 70B shape
 a quarter above it at 384 to 768, on two up to a fifth below it (``benchmarks/results/start-costs-ranks.csv``).
 """
 
-import dataclasses
-
-from benchmarks.engine.engine_shapes import SHAPES
+from benchmarks.engine.engine_shapes import FP16_BYTES, Shape
 from simulator.engine.cost_table import EngineTable, StepTimeModel
 
 ALL_REDUCE_US = 10.0
 ALL_REDUCE_GB_S = 250.0
-FP16_BYTES = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """A model of the Llama family; the order of ``engine_shapes.SHAPES``."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocabulary: int
-
-    @classmethod
-    def of(cls, name: str) -> "Shape":
-        """Return a published shape.
-
-        Raises:
-            KeyError: for a name that there is none of.
-        """
-        return cls(*SHAPES[name])
-
-    @property
-    def linear_weights(self) -> int:
-        """Number of weights of the linear layers that an engine nests."""
-        attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights, embedding and head included."""
-        return FP16_BYTES * (self.linear_weights + 2 * self.vocabulary * self.hidden)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of a token's KV cache."""
-        return 2 * FP16_BYTES * self.layers * self.kv_heads * self.head_size
 
 
 def derive(table: EngineTable, source: Shape, target: Shape, ranks: int) -> EngineTable:

@@ -1,26 +1,21 @@
 """What the simulator says of an experiment: its arrivals, its policies, a table of measured step costs; no GPU."""
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.engine.engine_shapes import SHAPES
 from controller.config import ControllerConfig
 from experiments.config import Experiment, ExperimentError, Run, controller_section
-from experiments.other_ranks import Shape, derive
-from loadtest.report.run_summary import exact_answer_share, fp16_token_share, meets_tpot, meets_ttft
+from experiments.other_ranks import derive
 from nestedfp.vllm_plugin.options import PluginOptions
-from simulator.bench import make_requests
-from simulator.cluster.cluster import Cluster
+from simulator.bench import simulate
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import EngineTable, read_table
 from simulator.errors import SimulationError
-from simulator.output import record
 from workload.frozen import FrozenModel
-from workload.percentiles import Percentiles, percentiles
-from workload.records import RequestRecord
+from workload.percentiles import Percentiles
 from workload.shape import Lengths, fit_lengths, select_at_rate
 from workload.traces import Arrival, TraceError, read_trace
 
@@ -122,7 +117,7 @@ def derived_table(measured: EngineTable, experiment: Experiment) -> EngineTable:
             f"{experiment.name} runs {experiment.shape or experiment.model} on {ranks} ranks and the table is of {measured.model} "
             f"on one; expected both to be one of {', '.join(SHAPES)}, or a table of the experiment's own engine"
         )
-    derived = derive(measured, Shape.of(measured.model), Shape.of(experiment.shape), ranks)
+    derived = derive(measured, SHAPES[measured.model], SHAPES[experiment.shape], ranks)
     return derived.model_copy(update={"model": f"{experiment.shape} on {ranks} GPUs, from steps of {measured.model}"})
 
 
@@ -171,21 +166,13 @@ def _simulate(
     table: EngineTable,
 ) -> Prediction:
     scenario = Scenario(replicas=experiment.replicas, rest_s=REST_S, pinned_share=run.exact_share, seed=seed)
-    simulated = make_requests(replayed, scenario)
-    slo = experiment.slo
-    Cluster(table, ControllerConfig.model_validate(controller_section(slo, run)), scenario).run(simulated)
-    requests = [_as_clients_see(record(each, "adaptive", table.model)) for each in simulated]
+    config = ControllerConfig.model_validate(controller_section(experiment.slo, run))
+    found, _ = simulate(table, replayed, config, scenario, time.perf_counter, FRONT_MS)
     return Prediction(
         policy=run.name,
         rate_rps=rate_rps,
         seed=seed,
-        ttft_ms=percentiles(r.ttft_ms for r in requests if r.ttft_ms is not None),
-        tpot_ms=percentiles(r.tpot_ms for r in requests if r.tpot_ms is not None),
-        slo_attainment=float(np.mean([meets_ttft(r, slo) and meets_tpot(r, slo) for r in requests])),
-        exact_answer_share=exact_answer_share(requests),
-        fp16_token_share=fp16_token_share(requests),
+        **{
+            name: getattr(found, name) for name in Prediction.model_fields if name not in ("policy", "rate_rps", "seed")
+        },
     )
-
-
-def _as_clients_see(record: RequestRecord) -> RequestRecord:
-    return record if record.ttft_ms is None else record.model_copy(update={"ttft_ms": record.ttft_ms + FRONT_MS})

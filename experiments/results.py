@@ -112,31 +112,22 @@ def _cell(
     good = np.array([meets_ttft(record, slo) and meets_tpot(record, slo) for record in records])
     drawn = np.random.default_rng(seed).choice(good, (BOOTSTRAPS, len(good))).mean(axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5])
-    return Cell(
-        policy=run.name,
-        system=run.system,
-        rate_rps=rate_rps,
-        seed=seed,
-        requests=summary.requests,
-        errors=error_kinds(record.error for record in records if record.error is not None),
-        ttft_ms=summary.ttft_ms,
-        tpot_ms=summary.tpot_ms,
-        slo_attainment=float(good.mean()),
-        slo_attainment_low=float(low),
-        slo_attainment_high=float(high),
-        slo_attainment_worst_10s=_worst(records, good),
-        goodput_rps=summary.goodput_rps,
-        output_tokens_per_s=summary.output_tokens_per_s,
-        exact_answer_share=exact_answer_share(records),
-        exact_answer_share_of_pinned=exact_answer_share(records, "exact"),
-        fp16_token_share={"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
-        cached_prompt_share=summary.cached_prompt_share,
-        switches=summary.switches,
-        k_changes_per_minute=summary.k_changes_per_minute,
-        fp8_reasons=summary.fp8_reasons,
-        late_starts=summary.late_starts,
-        valid=summary.valid,
-    )
+    told = {name: getattr(summary, name) for name in Cell.model_fields if name in RunSummary.model_fields}
+    counted = {
+        "policy": run.name,
+        "system": run.system,
+        "rate_rps": rate_rps,
+        "seed": seed,
+        "errors": error_kinds(record.error for record in records if record.error is not None),
+        "slo_attainment": float(good.mean()),
+        "slo_attainment_low": float(low),
+        "slo_attainment_high": float(high),
+        "slo_attainment_worst_10s": _worst(records, good),
+        "exact_answer_share": exact_answer_share(records),
+        "exact_answer_share_of_pinned": exact_answer_share(records, "exact"),
+        "fp16_token_share": {"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
+    }
+    return Cell.model_validate(told | counted)
 
 
 def _worst(records: Sequence[RequestRecord], good: np.ndarray) -> float | None:

@@ -49,17 +49,10 @@ def engine_of(experiment: Experiment, system: str, step_log: Path | None = None)
         folder,
         gpu=on_gpu,
         dummy=on_gpu,
-        max_model_len=engine.max_model_len,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        kv_cache_bytes=engine.kv_cache_bytes,
-        enable_prefix_caching=engine.enable_prefix_caching,
         enforce_eager=not on_gpu,
-        tensor_parallel_size=engine.tensor_parallel_size,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
         extra=extra,
-        plugin=engine.plugin,
         step_log=step_log,
+        **engine.model_dump(),
     )
 
 

@@ -41,7 +41,7 @@ def carried_rps(
         kind="closed", policy="probe", run=RUN, url=service.url, allow_host=config.allow_host, model=model,
         requests=tuple(PlannedRequest.of(arrival) for arrival in load[:2000]), duration_s=config.probe_s,
         users=config.probe_users, request_timeout_s=config.request_timeout_s, seed=config.seed,
-        token_ids=config.token_ids, records_path=work_dir / "probe.jsonl",
+        records_path=work_dir / "probe.jsonl",
     )  # fmt: skip
     records = run_plan(
         plan, lambda elapsed_s, event: progress.say(f"calibrating: {elapsed_s:.0f} s, {event.done} done"), service.key

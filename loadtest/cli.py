@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 
 from pydantic import ValidationError
-from rich.console import Console
 
 from loadtest.config import LoadtestConfig
 from loadtest.errors import InputError, LoadtestError
@@ -47,7 +46,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "--max-output-tokens": "",
         "--exact-share": "of the requests, which ask for an exact answer",
         "--session-share": "of the conversations of a .jsonl trace, which tell their name",
-        "--token-ids": "LOW-HIGH: ids prompts are drawn from (10-250)",
     },
     "runs": {
         "--policies": "some of fp16,fp8,adaptive; plain, or plain-NAME, alone: a server without controller, run once as it is",
@@ -59,7 +57,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "--settle-limit": "for a directive and empty queues",
         "--drain": "after the last arrival",
         "--request-timeout": "",
-        "--max-requests": "of one run",
         "--out": "parent of the report's folder",
     },
 }
@@ -82,7 +79,6 @@ def build_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    types = {"token_ids": _id_range, "policies": _names}
     for title, options in GROUPS.items():
         group = parser.add_argument_group(title)
         for flag, text in options.items():
@@ -90,7 +86,11 @@ def build_parser() -> argparse.ArgumentParser:
             default = LoadtestConfig.model_fields[field].default
             shown = f"({default:g})" if isinstance(default, int | float) else ""
             group.add_argument(
-                flag, dest=field, type=types.get(field, str), metavar="...", help=f"{text} {shown}".strip()
+                flag,
+                dest=field,
+                type=_names if field == "policies" else str,
+                metavar="...",
+                help=f"{text} {shown}".strip(),
             )
     return parser
 
@@ -121,20 +121,11 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _id_range(text: str) -> tuple[int, int]:
-    low, dash, high = text.partition("-")
-    if not (dash and low.isdigit() and high.isdigit()):
-        raise argparse.ArgumentTypeError(f"expected LOW-HIGH, e.g. 10-250, got {text!r}")
-    return int(low), int(high)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point."""
     config = parse_config(sys.argv[1:] if arguments is None else arguments)
-    console = Console()
     try:
-        with Progress(console) as progress:
-            path = run_loadtest(config, progress)
+        path = run_loadtest(config, Progress())
     except (InputError, TraceError) as error:  # as in the other commands
         print(f"loadtest: {error}", file=sys.stderr)
         return 2
@@ -144,5 +135,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("loadtest: interrupted", file=sys.stderr)
         return 130
-    console.print(f"report: {path}", markup=False, highlight=False, soft_wrap=True)
+    print(f"report: {path}")
     return 0

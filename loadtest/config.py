@@ -6,7 +6,6 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from loadtest.sender.prompts import TOKEN_IDS
 from loadtest.service.target import target_url
 from workload.frozen import FrozenModel
 from workload.records import Policy
@@ -37,7 +36,6 @@ class LoadtestConfig(FrozenModel):
     length_scale: Positive | None = None
     max_prompt_tokens: PositiveInt | None = None
     max_output_tokens: PositiveInt | None = None
-    token_ids: tuple[int, int] = TOKEN_IDS
     exact_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the requests that ask for an exact answer
     session_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the trace's conversations that tell their name
     # the runs
@@ -51,7 +49,6 @@ class LoadtestConfig(FrozenModel):
     settle_limit_s: Positive = 120.0  # for a directive to be in force and the queues to be empty
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
     request_timeout_s: Positive = 120.0
-    max_requests: Annotated[int, Field(ge=1, le=200_000)] = 10_000
     out: Path = Path("runs")
 
     @field_validator("url")
@@ -70,24 +67,12 @@ class LoadtestConfig(FrozenModel):
             raise ValueError(f"a plain run takes no directives and stands alone: run once per server, got {given}")
         return policies
 
-    @field_validator("token_ids")
-    @classmethod
-    def _wide_enough(cls, token_ids: tuple[int, int]) -> tuple[int, int]:
-        low, high = token_ids
-        if low < 0 or high - low < 32:
-            raise ValueError(f"expected LOW-HIGH with at least 32 ids, got {low}-{high}")
-        return token_ids
-
     @model_validator(mode="after")
     def _one_service(self) -> Self:
         if (self.service_config is None) == (self.url is None):
             raise ValueError("give either --config FILE (starts the service) or --url URL (a running one)")
         if self.url is None and (self.allow_host is not None or self.admin_key_file is not None):
             raise ValueError("--allow-host and --admin-key-file are for a running service: they need --url")
-        if self.rate_rps is not None and self.rate_rps * self.duration_s > self.max_requests:
-            raise ValueError(
-                f"--rate {self.rate_rps:g} for {self.duration_s:g} s is more than --max-requests {self.max_requests}"
-            )
         return self
 
     @property

@@ -1,41 +1,27 @@
-"""One line that says what is going on: redrawn on a terminal, printed every few seconds elsewhere."""
+"""Lines that say what is going on."""
 
 import time
-from types import TracebackType
-from typing import Self
+from typing import TextIO
 
-from rich.console import Console
-
-PLAIN_PERIOD_S = 5.0
+PERIOD_S = 5.0
 
 
 class Progress:
-    """Use as a context manager; ``say`` may be called as often as one likes."""
+    """``say`` may be called as often as one likes; it prints every few seconds.
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._status = console.status("starting") if console.is_terminal else None
-        self._last_s = -PLAIN_PERIOD_S
+    Args:
+        file: to print to; None: standard output.
+    """
 
-    def __enter__(self) -> Self:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file, self._last_s = file, -PERIOD_S
 
     def say(self, text: str) -> None:
-        """Show the present state; replaces what was said before."""
-        if self._status is not None:
-            self._status.update(text)
-        elif time.monotonic() - self._last_s >= PLAIN_PERIOD_S:
+        """Print the present state, unless something was printed just now."""
+        if time.monotonic() - self._last_s >= PERIOD_S:
             self.note(text)
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line."""
         self._last_s = time.monotonic()
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print(text, file=self._file, flush=True)

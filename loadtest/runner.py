@@ -74,7 +74,6 @@ def run_policy(
         drain_s=config.drain_s,
         request_timeout_s=config.request_timeout_s,
         seed=config.seed,
-        token_ids=config.token_ids,
         records_path=out_dir / f"requests-{policy}.jsonl",
     )
     records = run_plan(plan, poll, service.key)

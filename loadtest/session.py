@@ -15,7 +15,7 @@ from loadtest.errors import InputError, LoadtestError
 from loadtest.progress import Progress
 from loadtest.report.run_summary import RunSummary, summarise
 from loadtest.report.verdict import verdict
-from loadtest.report.write import LoadSummary, Summary, print_report, write_report
+from loadtest.report.write import LoadSummary, Summary, report_lines, write_report
 from loadtest.runner import run_policy
 from loadtest.service.admin import ServiceClient
 from loadtest.service.process import ADMIN_KEY_ENV, serve_command, started_service
@@ -41,8 +41,13 @@ SYNTHETIC_S = 3600.0
 START_LIMIT_S = 900.0  # of the service
 
 
-def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
+def run_loadtest(config: LoadtestConfig, progress: Progress, key: str | None = None) -> Path:
     """Run everything; returns the path of the report. Finished runs are reported even when a later one fails.
+
+    Args:
+        config: what is to be done.
+        progress: told of it.
+        key: of a running service; None: the one that the configuration, or the environment, names.
 
     Raises:
         InputError: what was given cannot be used.
@@ -54,7 +59,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
         f"load average {os.getloadavg()[0]:.1f} before the start"
     )
     started = datetime.now(UTC)
-    key = None if config.url is None else _key(config)
+    key = key if key or config.url is None else _key(config)
     with (
         _results_folder(config.out, started.strftime("%Y%m%dT%H%M%SZ"), progress) as out_dir,
         _service(config, key, out_dir, progress) as service,
@@ -68,7 +73,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
         carried, rate_rps = None, config.rate_rps
         if rate_rps is None:
             carried = carried_rps(service, config, model, typical_requests(config, fitted), out_dir, progress)
-            rate_rps = min(config.load_fraction * carried, config.max_requests / config.duration_s)
+            rate_rps = config.load_fraction * carried
         shaped = select_at_rate(fitted, config.start_s, config.duration_s, rate_rps, config.seed)
         load = _load_summary(config, context, scale, shaped)
         progress.note(
@@ -95,7 +100,8 @@ def run_loadtest(config: LoadtestConfig, progress: Progress) -> Path:
             )
             write_jsonl(out_dir / "timeline.jsonl", (sample for policy in timelines for sample in timelines[policy]))
             path = write_report(out_dir, summary, records)
-            print_report(progress.console, summary)
+            for line in report_lines(summary):
+                progress.note(line)
             return path
 
         try:

@@ -66,12 +66,18 @@ def simulate(
     config: ControllerConfig,
     scenario: Scenario,
     clock: Callable[[], float],
+    front_ms: float = 0.0,
     **observer: Any,
 ) -> tuple[SimulationSummary, RunResult]:
-    """Run one policy on arrivals. ``clock`` is the machine's, to say how long it took."""
+    """Run one policy on arrivals.
+
+    Args:
+        clock: the machine's, to say how long it took.
+        front_ms: what a first token takes beside the engine.
+    """
     began_s = clock()
     result = Cluster(table, config, scenario, **observer).run(make_requests(arrivals, scenario))
-    return summarise(result, config, clock() - began_s), result
+    return summarise(result, config, clock() - began_s, front_ms), result
 
 
 def make_requests(arrivals: Sequence[Arrival], scenario: Scenario) -> list[SimRequest]:

@@ -1,15 +1,12 @@
-"""What a simulation prints, a line of a table, and its requests as the load test records them."""
+"""What a simulation prints: lines of a table."""
 
-from simulator.engine.request import SimRequest
 from simulator.simulation_summary import SimulationSummary
 from workload.percentiles import Percentiles
-from workload.records import CompletionTokens, PrecisionTokens, PromptTokens, RequestRecord
 
 HEADER = (
     f"{'policy':16s} {'rate/s':>7s} {'requests':>8s} {'SLO %':>6s} {'TTFT p50/p90/p99 ms':>22s} {'TPOT p50/p90/p99 ms':>20s} "
     f"{'FP16 %':>6s} {'exact %':>7s} {'sw/min':>6s} {'shed':>6s} {'wall s':>7s}"
 )
-ERRORS = {"shed": (503, "shed"), "refused": (400, "longer than the engine takes")}
 
 
 def line(summary: SimulationSummary) -> str:
@@ -27,34 +24,3 @@ def line(summary: SimulationSummary) -> str:
 
 def _three(values: Percentiles, digits: int) -> str:
     return "/".join("?" if v is None else f"{v:.{digits}f}" for v in (values.p50, values.p90, values.p99))
-
-
-def record(request: SimRequest, policy: str, model: str) -> RequestRecord:
-    """One request; chunks are left out, because single tokens are not followed."""
-    finished = request.outcome == "finished"
-    status, error = (200, None) if finished else ERRORS[request.outcome]
-    asked = RequestRecord(
-        policy=policy,
-        index=request.index,
-        intended_s=request.arrived_s,
-        sent_s=request.arrived_s,
-        prompt_tokens=request.prompt_tokens,
-        max_tokens=request.output_tokens,
-        output_tokens=request.output_tokens if finished else 0,
-        status=status,
-        error=error,
-        model=model,
-    )
-    if not finished:
-        return asked
-    tokens = PrecisionTokens(
-        prompt=PromptTokens(fp16=request.prompt_fp16, fp8=request.prompt_fp8),
-        completion=CompletionTokens(fp16=request.completion_fp16, fp8=request.completion_fp8),
-    )
-    answer = {
-        "ttft_ms": request.ttft_ms,
-        "tpot_ms": request.tpot_ms,
-        "latency_ms": (request.finished_s - request.arrived_s) * 1e3,
-        "precision_tokens": tokens,
-    }
-    return asked.model_copy(update=answer)

@@ -119,11 +119,6 @@ def status(client: httpx.Client) -> dict[str, Any]:
     return found
 
 
-def faults(client: httpx.Client) -> list[str]:
-    """What is said of replicas that take no request."""
-    return [r["fault"] or "" for r in status(client)["replicas"] if not r["ready"]]
-
-
 def gone(process: psutil.Process) -> bool:
     """Whether a process has ended."""
     try:

@@ -14,16 +14,22 @@ from live_service import MODEL
 
 SILENT_S = 60.0  # a request that brings nothing for so long hangs
 AT_ONCE = 64
-# Of four requests one is answered as a whole, two are streams, and one is a stream that a change may well meet.
-KINDS = (("whole", 32), ("stream", 64), ("stream", 64), ("long stream", 400))
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+# Answers in one piece, the short way of plain streams, a stream that a change may well meet, and vLLM's own generators.
+KINDS: Sequence[tuple[str, dict[str, Any]]] = (
+    ("/v1/completions", {"max_tokens": 32}),
+    ("/v1/completions", {"max_tokens": 64, **STREAM}),
+    ("/v1/completions", {"max_tokens": 400, **STREAM}),
+    ("/v1/chat/completions", {"max_tokens": 64, "logprobs": True, **STREAM}),
+    ("/v1/chat/completions", {"max_tokens": 32}),
+)
 
 
 @dataclass(frozen=True)
 class Answer:
     """How a request ended; seconds of ``time.monotonic``."""
 
-    kind: str
-    kept: bool  # on a connection that other requests used before
+    path: str
     began_s: float
     ended_s: float
     url: str
@@ -33,12 +39,15 @@ class Answer:
 class SteadyLoad:
     """Asks ``per_s`` times a second, in turn at every address, until the block ends; then waits for what is in flight.
 
-    Every second round is asked on connections that are kept open, as clients' libraries do.
+    Every second round is asked on connections that are kept open, as clients' libraries do, unless ``keeps`` is false.
     """
 
-    def __init__(self, urls: Sequence[str], per_s: float) -> None:
+    def __init__(
+        self, urls: Sequence[str], per_s: float, kinds: Sequence[tuple[str, dict[str, Any]]] = KINDS, keeps: bool = True
+    ) -> None:
         self.answers: list[Answer] = []
-        self._urls, self._period_s = list(urls), 1 / per_s
+        self._urls, self._period_s, self._kinds = list(urls), 1 / per_s, kinds
+        self._keeps = keeps
         self._kept = {url: httpx.Client(base_url=url, timeout=SILENT_S, trust_env=False) for url in urls}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._send)
@@ -72,41 +81,39 @@ class SteadyLoad:
             number, due_s = number + 1, due_s + self._period_s
 
     def _ask(self, number: int) -> None:
-        kind, tokens = KINDS[number % len(KINDS)]
-        turn = number // len(KINDS)
+        path, asked = self._kinds[number % len(self._kinds)]
+        turn = number // len(self._kinds)
         urls = self._urls
         url = urls[turn % len(urls)]
-        kept = turn // len(urls) % 2 == 1
-        body = {"model": MODEL, "prompt": f"{number} ravens", "max_tokens": tokens, "ignore_eos": True}
+        kept = self._keeps and turn // len(urls) % 2 == 1
+        text = f"{number} ravens"
+        prompt = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+        body = {"model": MODEL, "ignore_eos": True, **prompt, **asked}
         began_s = time.monotonic()
         try:
             if kept:
-                end = _outcome(self._kept[url], kind, body)
+                end = _outcome(self._kept[url], path, body)
             else:
                 with httpx.Client(base_url=url, timeout=SILENT_S, trust_env=False) as client:
-                    end = _outcome(client, kind, body)
+                    end = _outcome(client, path, body)
         except httpx.ReadTimeout:
             end = "hung"
         except httpx.TransportError as error:
             end = f"failed {error!r}"
-        self.answers.append(Answer(kind, kept, began_s, time.monotonic(), url, end))
+        self.answers.append(Answer(path, began_s, time.monotonic(), url, end))
 
 
-def _outcome(client: httpx.Client, kind: str, body: dict[str, Any]) -> str:
-    if kind != "whole":
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-    with client.stream("POST", "/v1/completions", json=body) as response:
+def _outcome(client: httpx.Client, path: str, body: dict[str, Any]) -> str:
+    with client.stream("POST", path, json=body) as response:
         text = "".join(response.iter_text())
     if response.status_code != 200:
         return f"failed {response.status_code}: {text[:200]}"
-    if kind == "whole":
-        usage = json.loads(text)["usage"]
-    else:
-        events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
-        if any("error" in event for event in events):
+    events = [text]
+    if body.get("stream"):
+        events = [line[6:] for line in text.split("\n\n") if line.startswith("data: {")]
+        if any("error" in json.loads(event) for event in events):
             return f"failed {text[-200:]}"
         if not text.endswith("data: [DONE]\n\n"):
             return f"lost {text[-200:]!r}"
-        usage = events[-1]["usage"]
-    got = usage["completion_tokens"]
+    got = json.loads(events[-1])["usage"]["completion_tokens"]
     return "ok" if got == body["max_tokens"] else f"lost: {got} of {body['max_tokens']} tokens"

@@ -2,31 +2,68 @@
 
     python -m benchmarks.engine.engine_offline --models llama-8b --lengths 256:512
 
-Dummy weights in the published shapes; each engine is one process, all its batches run in it. Rows:
+Published shapes with the weights of benchmarks/weights/random_weights.py, or with ``--engine '{"worker_cls": "auto"}'`` vLLM's own
+dummy ones; each engine has a process, and all its batches run in it. Rows:
 ``model,option,system,batch,input_tokens,output_tokens,tokens_per_s`` (generated tokens over the whole generation, the median of
-the repeats: the first may compile). Rows are merged into the result file after every engine, so a run may be cut into pieces.
+the repeats: the first may compile). They are merged into the result file as they come, so a run may be cut into pieces.
 """
 
 import argparse
+import json
+import multiprocessing
+import os
+import random
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import engine_process
+from benchmarks import results_csv
+from benchmarks.engine.engine_shapes import NAMES, config_of
+from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
 
 RESULT = Path(__file__).parents[1] / "results" / "h100-engine.csv"
 COLUMNS = ("model", "option", "system", "batch", "input_tokens", "output_tokens", "tokens_per_s")
+KEYS = 6
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "vllm_fp16": {"worker_cls": PLAIN_WORKER},
+    "vllm_fp8": {"worker_cls": PLAIN_WORKER, "quantization": "fp8"},
+    "nestedfp": {"worker_cls": NESTED_WORKER, "quantization": "nestedfp"},  # one engine, measured in both modes
+}
+LARGEST_ID = 30_000  # of a prompt's tokens
+Found = list[Any] | str  # a row, or a note for the head of the result file
 
 
-def measure(spec: dict[str, Any]) -> None:
-    """In a process of its own: start one engine, run every load."""
-    llm = engine_process.start(spec)
-    from vllm import SamplingParams
+def measure(args: argparse.Namespace, model: str, system: str, send: Callable[[Found], None]) -> None:
+    """In a process of its own: start one engine, run every load, and send rows and notes."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    began_s = time.perf_counter()
+    from vllm import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config_of(model)))
+        usual = {
+            "model": folder,
+            "load_format": "dummy",
+            "dtype": "float16",
+            "skip_tokenizer_init": True,
+            "max_model_len": 2048,
+            "max_num_seqs": 512,
+            "max_num_batched_tokens": 8192,
+            "gpu_memory_utilization": 0.9,
+            "enable_prefix_caching": False,
+        }
+        llm = LLM(**{**usual, **SYSTEMS[system], **args.engine})
+    cache = llm.llm_engine.vllm_config.cache_config
+    kv_tokens = cache.num_gpu_blocks * cache.block_size
+    send(f"{model} {system}: ready after {time.perf_counter() - began_s:.0f} s, KV cache {kv_tokens} tokens")
 
     def seconds(batch: int, tokens_in: int, tokens_out: int) -> float:
-        prompts = [engine_process.random_prompt(tokens_in) for _ in range(batch)]
+        prompts = [{"prompt_token_ids": random.choices(range(10, LARGEST_ID), k=tokens_in)} for _ in range(batch)]
         params = SamplingParams(max_tokens=tokens_out, temperature=0, ignore_eos=True, detokenize=False)
         start_s = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -34,33 +71,69 @@ def measure(spec: dict[str, Any]) -> None:
         assert all(len(output.outputs[0].token_ids) == tokens_out for output in outputs)
         return elapsed_s
 
-    for system in engine_process.modes_of(spec["system"], llm):
+    for name in modes_of(system, llm):
         seconds(8, 64, 8)
-        for tokens_in, tokens_out in spec["lengths"]:
-            for batch in spec["batches"]:
-                times_s = [seconds(batch, tokens_in, tokens_out) for _ in range(spec["repeats"])]
+        for tokens_in, tokens_out in ((int(part) for part in pair.split(":")) for pair in args.lengths.split(",")):
+            for batch in sorted(int(batch) for batch in args.batches.split(",")):
+                times_s = [seconds(batch, tokens_in, tokens_out) for _ in range(args.repeats)]
                 rate = batch * tokens_out / statistics.median(times_s)
-                engine_process.row(spec["model"], spec["option"], system, batch, tokens_in, tokens_out, round(rate, 1))
+                send([model, args.option, name, batch, tokens_in, tokens_out, round(rate, 1)])
+
+
+def modes_of(system: str, llm: Any) -> Iterator[str]:
+    """Yield the names of the systems that one engine stands for, with the engine in the right mode."""
+    if system != "nestedfp":
+        yield system
+        return
+    from nestedfp.modes import Mode
+    from nestedfp.vllm_plugin import control
+
+    for mode in Mode:
+        control.set_directive(llm, mode.value)
+        yield f"{system}_{mode.value}"
+
+
+def in_a_process(work: Callable[..., None], *arguments: Any) -> Iterator[Found]:
+    """Run ``work`` in a process of its own, and yield what it sends as it comes; one that fails says so itself."""
+    context = multiprocessing.get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(*arguments, sending.send))
+    process.start()
+    sending.close()
+    try:
+        while True:
+            yield receiving.recv()
+    except EOFError:
+        process.join()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run every engine in turn; return the exit status."""
-    parser = engine_process.parser_of("benchmarks.engine.engine_offline", __doc__, "llama-8b,mistral-24b", RESULT)
-    parser.add_argument("--systems", default=",".join(engine_process.SYSTEMS))
+    """Run every engine in turn; return the exit status: 1 where an engine has no row."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine.engine_offline", description=__doc__)
+    parser.add_argument("--models", default="llama-8b,mistral-24b", help="comma-separated, of " + ", ".join(NAMES))
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--engine", type=json.loads, default={}, help="more arguments of vllm.LLM, as JSON")
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--batches", default="1,8,32,64,128,256,512")
     parser.add_argument("--option", default="", help="name of what --engine changes, for the rows")
     parser.add_argument("--repeats", type=int, default=1, help="measurements of each row")
     parser.add_argument("--lengths", default="256:512,1024:512,32:32", help="input:output tokens, comma-separated")
-
-    def options(args: argparse.Namespace) -> dict[str, Any]:
-        return {
-            "option": args.option,
-            "repeats": args.repeats,
-            "lengths": [[int(part) for part in pair.split(":")] for pair in args.lengths.split(",")],
-            "batches": sorted(int(batch) for batch in args.batches.split(",")),
-        }
-
-    return engine_process.main(parser, argv, measure, COLUMNS, 6, options)
+    args = parser.parse_args(argv)
+    missing = False
+    for model in args.models.split(","):
+        for system in args.systems.split(","):
+            comments, rows = results_csv.heading(argv), 0
+            for found in in_a_process(measure, args, model, system):
+                print(*found if isinstance(found, list) else [found], flush=True)
+                if isinstance(found, str):
+                    comments.append(found)
+                else:
+                    results_csv.merge(args.out, COLUMNS, KEYS, [found], comments)
+                    rows += 1
+            if not rows:
+                print(f"error: {system} on {model} has ended without a row", file=sys.stderr, flush=True)
+                missing = True
+    return int(missing)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,45 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
 TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "llama-8b-shape"
-# Hidden, intermediate, layers, heads, KV heads, head size, vocabulary.
+FP16_BYTES = 2
+
+
+class Shape(NamedTuple):
+    """A model of the Llama family."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+
+    @property
+    def linear_weights(self) -> int:
+        """Number of weights of the linear layers that an engine nests."""
+        attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, embedding and head included."""
+        return FP16_BYTES * (self.linear_weights + 2 * self.vocabulary * self.hidden)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of a token's KV cache."""
+        return 2 * FP16_BYTES * self.layers * self.kv_heads * self.head_size
+
+
 SHAPES = {
-    "llama-8b": (4096, 14336, 32, 32, 8, 128, 128256),  # Llama 3.1 8B
-    "mistral-24b": (5120, 32768, 40, 32, 8, 128, 131072),  # the language model of Mistral Small 3.1 24B
-    "llama-70b": (8192, 28672, 80, 64, 8, 128, 128256),  # Llama 3.1 70B
+    "llama-8b": Shape(4096, 14336, 32, 32, 8, 128, 128256),  # Llama 3.1 8B
+    "mistral-24b": Shape(5120, 32768, 40, 32, 8, 128, 131072),  # the language model of Mistral Small 3.1 24B
+    "llama-70b": Shape(8192, 28672, 80, 64, 8, 128, 128256),  # Llama 3.1 70B
 }
 MIXTURES: dict[str, dict[str, Any]] = {  # of experts; what their configurations have of their own
     "qwen3-30b-a3b": {
@@ -50,17 +80,17 @@ def config_of(model: str) -> dict[str, Any]:
     """Return the Hugging Face configuration of a published shape."""
     if model in MIXTURES:
         return {**COMMON, **MIXTURES[model]}
-    hidden, intermediate, layers, heads, kv_heads, head, vocabulary = SHAPES[model]
+    shape = SHAPES[model]
     return {
         **COMMON,
         **LLAMA,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head,
-        "vocab_size": vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "vocab_size": shape.vocabulary,
         "rope_theta": 500000.0,
     }
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.sender.plan import PlannedRequest, SendPlan
-from loadtest.sender.prompts import TOKEN_IDS
 
 REQUESTS = 8192  # of a closed loop, which begins again then; prefix caching is off all the same
 SEED = 20
@@ -58,7 +57,6 @@ class HttpLoad:
             users=self.streams or 1,
             request_timeout_s=REQUEST_LIMIT_S,
             seed=SEED,
-            token_ids=TOKEN_IDS,
             records_path=records,
         )
 

@@ -7,7 +7,7 @@
 On a CPU the engine is vLLM with a worker whose step is a sleep (``timed_worker.py``), so that tokens come at a known speed and the
 processor is left to the path. On a GPU engines are published shapes with random weights. All systems run the same engine
 arguments, one front process a replica, the same requests and arrival times; one sender of the load test a replica sends them.
-``path_cpu_us_per_token`` is the processor time of all processes of a system but its engine, from /proc. Rows are written as they
+``path_cpu_us_per_token`` is the processor time of all processes of a system but its engine. Rows are written as they
 come, so that a run may be cut into pieces.
 """
 

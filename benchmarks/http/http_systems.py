@@ -49,18 +49,24 @@ class EngineArguments:
         None  # of the service: folder for a log of every step (benchmarks/steps); None: none is kept
     )
 
-    def arguments(self) -> dict[str, Any]:
-        """Return vLLM's engine arguments, without the model and what differs between the systems."""
-        arguments: dict[str, Any] = {
-            "dtype": "float16",
-            "load_format": "dummy" if self.dummy else "auto",
-            "max_model_len": self.max_model_len,
+    def limits(self) -> dict[str, Any]:
+        """Return what vLLM and the service's engine section call alike."""
+        return {
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "enforce_eager": self.enforce_eager,
             "enable_prefix_caching": self.enable_prefix_caching,
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "tensor_parallel_size": self.tensor_parallel_size,
+        }
+
+    def arguments(self) -> dict[str, Any]:
+        """Return vLLM's engine arguments, without the model and what differs between the systems."""
+        arguments: dict[str, Any] = {
+            "dtype": "float16",
+            "load_format": "dummy" if self.dummy else "auto",
+            "max_model_len": self.max_model_len,
+            **self.limits(),
             **self.extra,
         }
         if self.kv_cache_bytes is not None:
@@ -102,12 +108,7 @@ def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, A
         extra["worker_cls"] = "benchmarks.steps.logged_worker.LoggedNestedFPWorker"
     section: dict[str, Any] = {
         "accelerator": "gpu" if engine.gpu else "cpu",
-        "max_num_seqs": engine.max_num_seqs,
-        "max_num_batched_tokens": engine.max_num_batched_tokens,
-        "enforce_eager": engine.enforce_eager,
-        "enable_prefix_caching": engine.enable_prefix_caching,
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        **engine.limits(),
         "extra": extra,
         **engine.plugin,
     }

@@ -7,7 +7,7 @@ Systems (FP8 ones include their quantiser; all write FP16):
     scaled_mm_fp8_row     torch._scaled_mm with token and channel scales, fast accumulation, this project's quantiser
     scaled_mm_fp8_tensor  the same with one scale for each operand. The quantiser's token scales are left out, so the time
                           is what counts here and not the result; a quantiser per tensor would have to read x twice
-    vllm_fp8       vLLM's scaled_fp8_quant per token and cutlass_scaled_mm; only where vLLM can be imported
+    vllm_fp8       vLLM's scaled_fp8_quant per token and cutlass_scaled_mm
     nestedfp_fp8   upper plane, this project's quantiser and GEMM
 
 Weights rotate beyond L2.
@@ -16,17 +16,13 @@ Weights rotate beyond L2.
 from collections.abc import Callable
 
 import torch
+from vllm import _custom_ops as vllm_ops
 
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_timing import buffers_beyond_l2
 
 COPY_BYTES_PER_US = 3.0e6  # the card's copy rate
 FP16_FLOP_PER_US = 798e6  # the best rate seen on such cards; FP8: twice that
-
-try:
-    from vllm import _custom_ops as vllm_ops  # type: ignore[import-not-found]
-except Exception:  # vLLM is optional here, and may fail to load in many ways
-    vllm_ops = None
 
 
 def rotating_weights(n: int, k: int) -> tuple[list[torch.Tensor], list[kernels.PackedWeight]]:
@@ -83,16 +79,14 @@ def systems(
         quantized, token_scale = vllm_ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
         vllm_ops.cutlass_scaled_mm(quantized, upper(i), token_scale, channel_scale, x.dtype)
 
-    found: dict[str, tuple[int, Callable[[int], object]]] = {
+    return {
         "cublas_fp16": (len(plain), lambda i: torch.mm(x, plain[i % len(plain)].t(), out=out)),
         "nestedfp_fp16": (len(exact), launcher(kernels.choose(kernels.FP16, m, n, k), x, exact)),
         "scaled_mm_fp8_row": (len(packed), lambda i: scaled_mm(i, scale_column, channel_scale)),
         "scaled_mm_fp8_tensor": (len(packed), lambda i: scaled_mm(i, one, tensor_scale)),
         "nestedfp_fp8": (len(packed), launcher(kernels.choose(kernels.FP8, m, n, k), x, packed)),
+        "vllm_fp8": (len(packed), vllm),
     }
-    if vllm_ops is not None:
-        found["vllm_fp8"] = (len(packed), vllm)
-    return found
 
 
 def floor_us(m: int, n: int, k: int, weight_bytes: int) -> float:

@@ -9,44 +9,18 @@ import ctypes
 
 import torch
 
-from nestedfp.kernels.cuda_library import (
-    FP8,
-    FP16,
-    NUM_SMS_H100,
-    Chain,
-    Config,
-    PackedWeight,
-    Tile,
-    check,
-    choose,
-    describe,
-    library,
-    predict_us,
-    tiles,
-    valid_configs,
-)
-
-__all__ = [
-    "FP8",
-    "FP16",
-    "NUM_SMS_H100",
-    "Chain",
-    "Config",
-    "PackedWeight",
-    "Tile",
-    "choose",
-    "describe",
-    "gemm",
-    "library",
-    "pack",
-    "parts",
-    "plan",
-    "predict_us",
-    "quantize",
-    "split",
-    "tiles",
-    "valid_configs",
-]
+from nestedfp.kernels.cuda_library import FP8 as FP8
+from nestedfp.kernels.cuda_library import FP16 as FP16
+from nestedfp.kernels.cuda_library import NUM_SMS_H100 as NUM_SMS_H100
+from nestedfp.kernels.cuda_library import Config as Config
+from nestedfp.kernels.cuda_library import PackedWeight as PackedWeight
+from nestedfp.kernels.cuda_library import check
+from nestedfp.kernels.cuda_library import choose as choose
+from nestedfp.kernels.cuda_library import describe as describe
+from nestedfp.kernels.cuda_library import library as library
+from nestedfp.kernels.cuda_library import predict_us as predict_us
+from nestedfp.kernels.cuda_library import tiles as tiles
+from nestedfp.kernels.cuda_library import valid_configs as valid_configs
 
 
 def plan(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = NUM_SMS_H100) -> dict[str, int]:

@@ -69,7 +69,7 @@ def _tokens(now_s: float, cluster: Cluster) -> tuple[float, int, int]:
     for replica in cluster.present.values():
         replica.advance(now_s)
     counts = [replica.engine.stats.tokens for replica in cluster.present.values()]
-    return now_s, sum(fp16 for fp16, _ in counts), sum(fp8 for _, fp8 in counts)
+    return now_s, sum(each[Mode.FP16] for each in counts), sum(each[Mode.FP8] for each in counts)
 
 
 def _load(axes: Axes, result: RunResult) -> None:

@@ -83,42 +83,27 @@ def mixed_rows(name: str, *shown: str) -> str:
 
 
 def engine(name: str, *shown: str) -> str:
-    """Return tokens per second of each line, ``MODEL INPUT OUTPUT: BATCH BATCH``, and the ratio to vLLM in the same precision."""
+    """Return tokens per second of each line, ``MODEL INPUT OUTPUT OPTION: BATCH BATCH``, and the ratio to vLLM where it ran."""
     found: dict[tuple[str, ...], dict[str, float]] = {}
     for row in _rows(name):
-        key = (row["model"], row["input_tokens"], row["output_tokens"], row["batch"])
+        key = (row["model"], row["input_tokens"], row["output_tokens"], row["option"], row["batch"])
         found.setdefault(key, {})[row["system"]] = float(row["tokens_per_s"])
-    rows = []
+    wanted = []
     for line in shown:
-        lengths, _, batches = line.partition(":")
-        model, tokens_in, tokens_out = lengths.split()
-        for batch in batches.split():
-            speeds = found[model, tokens_in, tokens_out, batch]
-            fields = [f"{MODELS[model]}, {tokens_in} in, {tokens_out} out", batch]
-            for precision in ("fp16", "fp8"):
-                ours, plain = speeds[f"nestedfp_{precision}"], speeds[f"vllm_{precision}"]
-                fields += [_number(plain), f"{_number(ours)} ({ours / plain:.2f})"]
-            rows.append(fields)
-    headings = ["tokens/s", "batch", "vLLM FP16", "FP16 mode", "vLLM FP8", "FP8 mode"]
+        what, _, batches = line.rpartition(":")
+        model, tokens_in, tokens_out, *option = what.split(maxsplit=3)
+        label = ", ".join([MODELS[model], *(option or [f"{tokens_in} in, {tokens_out} out"])])
+        wanted += [(label, n, found[model, tokens_in, tokens_out, "".join(option), n]) for n in batches.split()]
+    headings, rows = ["tokens/s", "batch"], [[label, batch] for label, batch, _ in wanted]
+    for precision in ("fp16", "fp8"):
+        plain, ours = f"vllm_{precision}", f"nestedfp_{precision}"
+        ran = all(plain in speeds for *_, speeds in wanted)
+        headings += [f"vLLM {precision.upper()}"] * ran + [f"{precision.upper()} mode"]
+        for cells, (*_, speeds) in zip(rows, wanted, strict=True):
+            if ran:
+                cells.append(_number(speeds[plain]))
+            cells.append(_number(speeds[ours]) + (f" ({speeds[ours] / speeds[plain]:.2f})" if ran else ""))
     return _with_conditions(name, markdown(headings, rows))
-
-
-def engine_options(name: str, *shown: str) -> str:
-    """Return tokens per second of engines with options, of each line ``INPUT OUTPUT: OPTION; OPTION``, and of vLLM where it ran."""
-    found: dict[tuple[str, ...], dict[tuple[str, int], dict[str, float]]] = {}
-    for row in _rows(name):
-        by_load = found.setdefault((row["input_tokens"], row["output_tokens"], row["option"]), {})
-        by_load.setdefault((row["model"], int(row["batch"])), {})[row["system"]] = float(row["tokens_per_s"])
-    rows = []
-    for line in shown:
-        lengths, _, options = line.partition(":")
-        for option in map(str.strip, options.split(";")):
-            by_load = found[*lengths.split(), option]
-            rows += [(f"{MODELS[model]}, {option}", batch, speeds) for (model, batch), speeds in by_load.items()]
-    names = {"vllm_fp16": "vLLM FP16", "nestedfp_fp16": "FP16 mode", "nestedfp_fp8": "FP8 mode"}
-    columns = {system: heading for system, heading in names.items() if all(system in speeds for *_, speeds in rows)}
-    cells = [[what, str(batch), *(_number(speeds[each]) for each in columns)] for what, batch, speeds in rows]
-    return _with_conditions(name, markdown(["tokens/s", "batch", *columns.values()], cells))
 
 
 def http(name: str, *replicas_shown: str) -> str:
@@ -250,7 +235,6 @@ TABLES = {
     "http": http,
     "http_cpu": http_cpu,
     "portable": portable,
-    "engine_options": engine_options,
     "experts": experts,
     "directives": directives,
 }

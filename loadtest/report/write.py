@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from rich.console import Console
-from rich.table import Table
 
 from loadtest.report.run_summary import RunSummary
 from loadtest.report.verdict import NAMES
@@ -156,23 +154,12 @@ def facts(summary: Summary) -> tuple[tuple[str, str], ...]:
     return tuple(lines)
 
 
-def print_report(console: Console, summary: Summary) -> None:
-    """The table and the sentences on the terminal."""
-    for name, value in facts(summary):
-        console.print(f"{name}: {value}", markup=False, highlight=False, soft_wrap=True)
+def report_lines(summary: Summary) -> list[str]:
+    """The table, a column for each run, and the sentences for the terminal."""
+    lines = [f"{name}: {value}" for name, value in facts(summary)]
     rows = [table_row(run) for run in summary.runs]
-    table = Table()  # turned: a terminal is narrower than the table of the page
-    table.add_column(HEADER[0], no_wrap=True)
-    for row in rows:
-        table.add_column(row[0], justify="right", no_wrap=True)
-    for number, name in enumerate(HEADER[1:], start=1):
-        title, _, levels = name.partition(" p50/")
-        parts = [f"{title} {level}" for level in ("p50", *levels.split("/"))] if levels else [name]
-        cells = [row[number].split(" / ") for row in rows]
-        for part, label in enumerate(parts):
-            table.add_row(label, *(cell[part] for cell in cells))
-    console.print(table)
-    if summary.incomplete is not None:
-        console.print(f"INCOMPLETE: {summary.incomplete}", markup=False, highlight=False, soft_wrap=True)
-    for line in summary.verdict:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    widths = [2 + max(map(len, row)) for row in rows]
+    for name, *cells in zip(HEADER, *rows, strict=True):
+        lines.append(f"{name:20s}" + "".join(f"{cell:>{width}s}" for cell, width in zip(cells, widths, strict=True)))
+    incomplete = [] if summary.incomplete is None else [f"INCOMPLETE: {summary.incomplete}"]
+    return [*lines, *incomplete, *summary.verdict]

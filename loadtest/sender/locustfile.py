@@ -54,7 +54,7 @@ class Sender:
         """Body of request ``index``."""
         plan, request = self.plan, self._request(index)
         prompt = prompt_token_ids(
-            plan.seed, plan.run, index, request.prompt_tokens, plan.token_ids, request.blocks, request.block_tokens
+            plan.seed, plan.run, index, request.prompt_tokens, request.blocks, request.block_tokens
         )
         return completion_body(plan.model, prompt, request.output_tokens, request.precision)
 

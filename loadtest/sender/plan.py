@@ -59,7 +59,6 @@ class SendPlan(FrozenModel):
     users: Annotated[int, Field(ge=1)] = 1
     request_timeout_s: Annotated[float, Field(gt=0)]
     seed: int
-    token_ids: tuple[int, int]
     records_path: Path
 
     @property

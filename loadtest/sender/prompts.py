@@ -18,7 +18,6 @@ def prompt_token_ids(
     run: int,
     index: int,
     length: int,
-    token_ids: tuple[int, int] = TOKEN_IDS,
     blocks: Sequence[int] = (),
     block_tokens: int = 0,
 ) -> list[int]:
@@ -26,10 +25,8 @@ def prompt_token_ids(
 
     It begins with the whole ``blocks`` that fit; behind them distinct (run, index) differ within six tokens.
     """
-    low, high = token_ids
+    low, high = TOKEN_IDS
     base = high - low
-    if base < 32:
-        raise ValueError(f"expected a range of at least 32 token ids, got {low}..{high}")
     shared: list[int] = []
     for block in blocks[: length // block_tokens] if block_tokens else ():
         shared += np.random.default_rng([0xB10C, seed, run, block]).integers(low, high, block_tokens).tolist()

@@ -9,19 +9,16 @@ Any other OpenAI server is there when it lists its models.
 """
 
 import os
-import queue
 import re
 import secrets
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
@@ -32,6 +29,7 @@ from loadtest.service.target import target_url
 ADMIN_KEY_ENV = "NESTEDFP_ADMIN_KEY"
 READY = re.compile(r"\bready (http://\S+) after ([0-9.]+) s")
 STOP_LIMIT_S = 90.0
+POLL_S = 0.2
 TAIL_LINES = 20  # of the output that an error may quote
 QUOTED_LINES = 5  # where no line of it is known to be the cause
 REFUSED = 2
@@ -85,33 +83,24 @@ def started_service(
     given = os.environ if environment is None else environment
     admin_key = given.get(ADMIN_KEY_ENV) if environment is not None else None
     admin_key = admin_key or secrets.token_urlsafe(24)
-    with log_path.open("w", encoding="utf-8") as log:
+    with log_path.open("wb") as log:
         process = subprocess.Popen(
             command,
             cwd=REPO_ROOT,
             env={**given, ADMIN_KEY_ENV: admin_key, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=log,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             start_new_session=True,  # Ctrl-C reaches only this process, which then stops the service
         )
-        assert process.stdout is not None, "the service is started with a pipe"
-        urls: queue.Queue[str | None] = queue.Queue()
-        tail: deque[str] = deque(maxlen=TAIL_LINES)
-        reader = threading.Thread(target=_read, args=(process.stdout, log, urls, tail), daemon=True)
-        reader.start()
-        try:
-            ready = _wait_ready(process, urls, tail, log_path, limit_s, progress, url)
-            yield Started(ready, admin_key, process.pid)
-        finally:
-            progress("stopping the service")
-            stop(process, STOP_LIMIT_S)
-            reader.join(timeout=5.0)  # grandchildren may hold the pipe a little longer
+    try:
+        yield Started(_wait_ready(process, log_path, limit_s, progress, url), admin_key, process.pid)
+    finally:
+        progress("stopping the service")
+        stop(process, STOP_LIMIT_S)
 
 
-def stop(process: subprocess.Popen[str], limit_s: float) -> None:
+def stop(process: "subprocess.Popen[bytes]", limit_s: float) -> None:
     """SIGTERM, then, at the latest after ``limit_s``, SIGKILL for what is left of the process group."""
     if process.poll() is None:
         process.terminate()
@@ -131,31 +120,30 @@ def lists_models(url: str) -> bool:
 
 
 def _wait_ready(
-    process: subprocess.Popen[str],
-    urls: "queue.Queue[str | None]",
-    tail: deque[str],
+    process: "subprocess.Popen[bytes]",
     log_path: Path,
     limit_s: float,
     progress: Callable[[str], None],
     silent_url: str | None,
 ) -> str:
-    begun_s = time.monotonic()
-    while (waited_s := time.monotonic() - begun_s) < limit_s:
-        progress(f"waiting for the service: {waited_s:.0f} s")
-        try:
-            url = urls.get(timeout=1.0)
-        except queue.Empty:
-            if silent_url is not None and lists_models(silent_url):
-                return silent_url
-            continue
-        if url is None:
-            if process.wait(timeout=10.0) == REFUSED and (fault := _fault(tail)):
+    began_s = time.monotonic()
+    while (waited_s := time.monotonic() - began_s) < limit_s:
+        status = process.poll()
+        text = log_path.read_text(encoding="utf-8", errors="replace")  # whole, where the process has ended
+        if silent_url is not None and lists_models(silent_url):
+            return silent_url
+        if silent_url is None and (ready := READY.search(text)):
+            return target_url(ready[1].replace("//0.0.0.0:", "//127.0.0.1:"))  # listening everywhere includes here
+        if status is not None:
+            lines = [line.strip()[:200] for line in text.splitlines()]
+            if status == REFUSED and (fault := _fault(lines[-TAIL_LINES:])):
                 raise InputError(f"{fault}; the service's output is in {log_path}")
             raise ServiceError(
-                f"the service ended with exit status {process.returncode} before it was ready; "
-                f"its output is in {log_path} and ends: {' | '.join(list(tail)[-QUOTED_LINES:]) or '(nothing)'}"
+                f"the service ended with exit status {status} before it was ready; "
+                f"its output is in {log_path} and ends: {' | '.join(lines[-QUOTED_LINES:]) or '(nothing)'}"
             )
-        return target_url(url.replace("//0.0.0.0:", "//127.0.0.1:"))  # listening everywhere includes here
+        progress(f"waiting for the service, {waited_s:.0f} s; log: {log_path}")
+        time.sleep(POLL_S)
     raise ServiceError(
         f"the service did not print 'ready http://127.0.0.1:PORT after N s' within {limit_s:g} s; "
         f"its output is in {log_path}"
@@ -171,16 +159,3 @@ def _fault(lines: Iterable[str]) -> str:
         elif said:
             said.append(line)
     return " | ".join(said).replace(": | ", ": ", 1)  # the line with the file's name ends with the colon
-
-
-def _read(stdout: IO[str], log: IO[str], urls: "queue.Queue[str | None]", tail: deque[str]) -> None:
-    """Copy the output to the log; put the URL of the ready line, and None at the end."""
-    with stdout:
-        for line in stdout:
-            with suppress(ValueError):  # the log is closed when grandchildren still write after the stop
-                log.write(line)
-                log.flush()
-            tail.append(line.strip()[:200])
-            if match := READY.search(line):
-                urls.put(match.group(1))
-    urls.put(None)

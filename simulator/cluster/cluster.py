@@ -23,7 +23,6 @@ from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
 
-LATE = 2.0  # times RENEW_S: a call without an answer, as in the agent
 LONGEST_DRAIN_S = 7 * 86400.0  # a queue that lasts longer is a fault of the simulator
 
 
@@ -57,7 +56,6 @@ class Cluster:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._events_made = 0
         self._told_epoch = 0
-        self._waiting: dict[str, tuple[Replica, int]] = {}  # a replica's call, by the replica's name: its number
         self._everyone: list[Replica] = []
         self.present: dict[str, Replica] = {}
         self._present_since_s: dict[Replica, float] = {}
@@ -125,68 +123,34 @@ class Cluster:
     def _snapshot_arrives(self, now_s: float, replica: Replica, snapshot: ReplicaSnapshot) -> None:
         new = self.loop.directive_for(replica.name) is None
         self.loop.on_snapshot(now_s, snapshot)
-        self._tell(now_s, replica.name if new else None)
+        if new:
+            self._renew(now_s, replica)
+        self._tell(now_s)
 
-    # -- a replica waits in a call for the next directive, as live (controller/live/delivery.py) -----------------------
+    # -- directives: at once when there is another one, else before the lease ends (controller/live/delivery.py) --------
 
-    def _call(self, now_s: float, replica: Replica, ack: DirectiveAck | None) -> None:
-        """A replica asks, and asks again where no answer comes."""
-        if replica.gone:
-            return
-        replica.calls += 1
-        self._at(now_s + self._network.delay_s(), self._call_arrives, replica, replica.calls, replica.seen, ack)
-        self._at(now_s + LATE * RENEW_S, self._late, replica, replica.calls)
-
-    def _late(self, now_s: float, replica: Replica, call: int) -> None:
-        if replica.calls == call:
-            self._call(now_s, replica, None)
-
-    def _call_arrives(
-        self, now_s: float, replica: Replica, call: int, seen: str | None, ack: DirectiveAck | None
-    ) -> None:
-        if replica.gone:
-            return
-        if ack is not None:
-            self.loop.on_ack(now_s, ack)
-            self._tell(now_s)
-        older = self._waiting.pop(replica.name, None)
-        self._waiting[replica.name] = replica, call
-        if older is not None or (seen != self._token and self.loop.directive_for(replica.name) is not None):
-            self._answer(now_s, replica.name)
-        else:
-            self._at(now_s + RENEW_S, self._renew, replica, call)
-
-    def _renew(self, now_s: float, replica: Replica, call: int) -> None:
-        if self._waiting.get(replica.name) == (replica, call):
-            self._answer(now_s, replica.name)
-
-    def _tell(self, now_s: float, newcomer: str | None = None) -> None:
+    def _tell(self, now_s: float) -> None:
         if self.loop.epoch != self._told_epoch:
             self._told_epoch = self.loop.epoch
-            for name in list(self._waiting):
-                self._answer(now_s, name)
-        elif newcomer in self._waiting:
-            self._answer(now_s, newcomer)
+            for replica in self.present.values():
+                self._send(now_s, replica)
 
-    def _answer(self, now_s: float, name: str) -> None:
-        replica, call = self._waiting.pop(name)
-        directive = self.loop.directive_for(name)
-        self._at(now_s + self._network.delay_s(), self._directive_arrives, replica, call, self._token, directive)
+    def _renew(self, now_s: float, replica: Replica) -> None:
+        if not replica.gone:
+            self._send(now_s, replica)
+            self._at(now_s + RENEW_S, self._renew, replica)
 
-    @property
-    def _token(self) -> str:
-        return str(self.loop.epoch)
+    def _send(self, now_s: float, replica: Replica) -> None:
+        if (directive := self.loop.directive_for(replica.name)) is not None:
+            self._at(now_s + self._network.delay_s(), self._directive_arrives, replica, directive)
 
-    def _directive_arrives(
-        self, now_s: float, replica: Replica, call: int, token: str, directive: Directive | None
-    ) -> None:
-        if replica.gone:
-            return
-        ack = None
-        if directive is not None:
-            replica.seen, ack = token, replica.take(now_s, directive)
-        if replica.calls == call:  # and not the copy of an answer
-            self._call(now_s, replica, ack)
+    def _directive_arrives(self, now_s: float, replica: Replica, directive: Directive) -> None:
+        if not replica.gone:
+            self._at(now_s + self._network.delay_s(), self._ack_arrives, replica.take(now_s, directive))
+
+    def _ack_arrives(self, now_s: float, ack: DirectiveAck) -> None:
+        self.loop.on_ack(now_s, ack)
+        self._tell(now_s)
 
     def _step(self, now_s: float) -> None:
         """The controller decides."""
@@ -222,7 +186,6 @@ class Cluster:
         else:
             self._begin_serving(now_s, replica)
         self._at(now_s + report_in_s, self._report, replica)
-        self._at(now_s + report_in_s, self._call, replica, None)
 
     def _begin_serving(self, now_s: float, replica: Replica) -> None:
         if not replica.gone and not replica.draining:

@@ -61,8 +61,6 @@ class Replica:
         self._follower = DirectiveFollower(name, *config.lapsed)
         self._directed: DirectiveMode | None = None
         self._seq = 0
-        self.calls = 0  # for directives: the number of the last one
-        self.seen: str | None = None  # token of the directive that it was told last
         self._slo_evaluated = 0
         self._within_slo = 0
         self._put_in_force(0.0)
@@ -113,7 +111,7 @@ class Replica:
             seq=self._seq,
             ready=now_s >= self.ready_at_s,
             ready_for_s=max(0.0, now_s - self.ready_at_s),
-            mode=stats.last_mode,
+            mode=stats.last_mode or Mode.FP16,
             directive=engine.directive,
             epoch=self._follower.epoch,
             rule=engine.rule,
@@ -123,11 +121,11 @@ class Replica:
             admission_scale=admission.scale,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
             switches=stats.switches,
-            steps_fp16=stats.steps[False],
-            steps_fp8=stats.steps[True],
+            steps_fp16=stats.steps[Mode.FP16],
+            steps_fp8=stats.steps[Mode.FP8],
             steps_mixed=stats.steps_mixed,
-            tokens_fp16=stats.tokens[False],
-            tokens_fp8=stats.tokens[True],
+            tokens_fp16=stats.tokens[Mode.FP16],
+            tokens_fp8=stats.tokens[Mode.FP8],
             waiting=len(engine.waiting),
             waiting_tokens=engine.waiting_tokens,
             oldest_wait_s=engine.oldest_wait_s(now_s),
@@ -145,8 +143,8 @@ class Replica:
             exact_tokens_per_s=engine.capacity_tokens_per_s(Mode.FP16),
             fast_tokens_per_s=engine.capacity_tokens_per_s(Mode.FP8),
             room=None if room is None else Room(**asdict(room)),
-            step_ms_fp16=stats.step_ms[False],
-            step_ms_fp8=stats.step_ms[True],
+            step_ms_fp16=stats.step_ms[Mode.FP16],
+            step_ms_fp8=stats.step_ms[Mode.FP8],
         )
 
     def _put_in_force(self, now_s: float) -> None:

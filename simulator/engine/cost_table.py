@@ -55,10 +55,6 @@ class StepTimeModel(FrozenModel):
             + self.per_kv_token_ns * 1e-9 * kv_tokens
         )
 
-    def growth_s(self, decodes: int) -> float:
-        """How much longer each next step is while ``decodes`` requests decode: every one adds a KV entry a step."""
-        return self.per_kv_token_ns * 1e-9 * decodes
-
 
 class EngineLimits(FrozenModel):
     """What bounds a step and the engine, as vLLM names it."""

@@ -1,13 +1,13 @@
 """What a simulated engine holds: requests that wait, are computed and decode, and the blocks of its KV cache. Pure."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from controller.sliding_window import SlidingWindow
 from nestedfp.steps.step_watch import StepWatch
+from nestedfp.vllm_plugin.scheduling.accounting import EngineTotals
 from simulator.engine.cost_table import EngineTable
-from simulator.engine.decode_batch import DecodeBatch
 from simulator.engine.request import SimRequest
-from simulator.engine.stats import StepTotals
 
 
 class Holding:
@@ -25,16 +25,14 @@ class Holding:
         # Of the waiting: those that no step has been filled with knowledge of.
         self._unseen: deque[SimRequest] = deque()
         self.running: dict[SimRequest, None] = {}  # in order of admission
-        self._partials: dict[SimRequest, None] = {}  # those whose prompts are computed in part
         self.waiting_tokens = 0  # still to be computed in prefill
         self._pinned = 0  # running ones
-        self._batch = DecodeBatch(self._block)  # the other running ones, and of them, once a directive goes by row,
-        self._fast = DecodeBatch(self._block)  # those with a token in FP8, and those that sit out the step in progress
-        self._resting = DecodeBatch(self._block)
         self.used_blocks = 0
-        self._chunks: list[tuple[SimRequest, int]] = []  # of prompts, in the step in progress
-        # statistics, as the live engine counts them
-        self.stats = StepTotals()
+        # Of the step in progress: requests that get a token, and parts of prompts.
+        self._decodes: list[SimRequest] = []
+        self._chunks: list[tuple[SimRequest, int]] = []
+        # statistics
+        self.stats = EngineTotals()
         self.preemptions = 0
         self.arrivals = 0
         self.arrived_tokens = 0
@@ -48,60 +46,69 @@ class Holding:
         """Requests inside: what HAProxy compares."""
         return len(self.running) + len(self.waiting)
 
+    def _decoding(self) -> list[SimRequest]:
+        return [request for request in self.running if request.computed >= request.target]
+
+    def _partials(self) -> list[SimRequest]:
+        """Those whose prompts are computed in part."""
+        return [request for request in self.running if request.computed < request.target]
+
     def _see(self, seen_s: float) -> None:
         """Put those that had come by then in line."""
         while self._unseen and self._unseen[0].queued_s <= seen_s:
             self._unseen.popleft()
 
     def _continue_prefill(self, request: SimRequest, budget: int) -> int:
-        """The next chunk of the one request that is between two chunks. It was admitted last, because a prompt is cut
-        only where the budget ends; so that when blocks are short it is also the one to preempt."""
+        """The next chunk of a request that is between two chunks; when blocks are short the one admitted last goes."""
         count = min(request.target - request.computed, budget)
-        needed = self._more_blocks(request, count)
-        if self.used_blocks + needed > self.total_blocks:
+        if self.used_blocks + self._more_blocks(request, count) > self.total_blocks:
             self._preempt_last()
             return budget
-        self._take(request, count, needed)
+        self._take(request, count)
         return budget - count
 
     def _admit(self, budget: int, seen_s: float) -> None:
         while self.waiting and budget > 0 and len(self.running) < self._max_seqs:
             request = self.waiting[0]
-            if request.queued_s > seen_s or self.used_blocks + -(-request.target // self._block) > self.total_blocks:
+            if request.queued_s > seen_s or self.used_blocks + self._blocks(request.target) > self.total_blocks:
                 return
-            self.waiting.popleft()
-            self.running[request] = None
-            self._pinned += request.pinned
+            self._begin(request)
             count = min(request.target, budget)
-            self._take(request, count, -(-count // self._block))
+            self._take(request, count)
             budget -= count
 
-    def _take(self, request: SimRequest, count: int, blocks: int) -> None:
+    def _begin(self, request: SimRequest) -> None:
+        self.waiting.remove(request)
+        self.running[request] = None
+        self._pinned += request.pinned
+
+    def _take(self, request: SimRequest, count: int) -> None:
         if count == 0:
             return
+        self.used_blocks += self._more_blocks(request, count)
         request.computed += count
-        self.used_blocks += blocks
         self.waiting_tokens -= count
         self._chunks.append((request, count))
-        if request.computed < request.target:
-            self._partials[request] = None
-        else:
-            self._partials.pop(request, None)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block)
 
     def _more_blocks(self, request: SimRequest, count: int) -> int:
-        return -(-(request.computed + count) // self._block) - -(-request.computed // self._block)
+        return self._blocks(request.computed + count) - self._blocks(request.computed)
 
-    def _move(self, request: SimRequest, source: DecodeBatch, goal: DecodeBatch) -> None:
-        source.preempt(request)
-        request.target = request.prompt_tokens + request.generated - 1
-        goal.enter(request)
+    def _new_blocks(self, decodes: Iterable[SimRequest]) -> int:
+        """Blocks that a token for each of them takes."""
+        block = self._block
+        return sum([request.computed % block == 0 for request in decodes])
 
     def _reserve_decode_blocks(self) -> bool:
-        """Take the blocks that this step's decodes need; returns whether a request was preempted for them."""
+        """Take the blocks that all decodes need; returns whether a request was preempted for them."""
         preempted = False
-        while (
-            self.used_blocks + (needed := self._batch.blocks_needed() + self._fast.blocks_needed()) > self.total_blocks
-        ):
+        while True:
+            self._decodes = self._decoding()
+            needed = self._new_blocks(self._decodes)
+            if self.used_blocks + needed <= self.total_blocks:
+                break
             self._preempt_last()
             preempted = True
         self.used_blocks += needed
@@ -113,12 +120,10 @@ class Holding:
         self.preemptions += 1
         request.preemptions += 1
         self._pinned -= request.pinned
-        if request in self._partials:
-            del self._partials[request]
+        self.used_blocks -= self._blocks(request.computed)
+        if request.computed < request.target:
             self.waiting_tokens -= request.target - request.computed
-            self.used_blocks -= -(-request.computed // self._block)
         else:
-            self.used_blocks -= (self._fast if request.is_fast else self._batch).preempt(request)
             request.target = request.prompt_tokens + request.generated
         request.computed = request.prompt_fp16 = request.prompt_fp8 = 0
         request.is_fast = False
@@ -127,19 +132,11 @@ class Holding:
 
     def _finish(self, now_s: float, request: SimRequest) -> None:
         del self.running[request]
+        self.used_blocks -= self._blocks(request.computed)
         self._pinned -= request.pinned
-        request.finished_s = now_s
-        request.outcome, request.generated = "finished", request.output_tokens
+        request.finished_s, request.outcome = now_s, "finished"
         self.finished.append(request)
         self.finished_count += 1
-
-    def _finish_due(self, now_s: float) -> None:
-        """Finish the requests whose last token the decode step just counted has brought."""
-        for batch in (self._batch, self._fast):
-            due, blocks = batch.finish_due()
-            self.used_blocks -= blocks
-            for request in due:
-                self._finish(now_s, request)
 
     def oldest_wait_s(self, now_s: float) -> float:
         """Age of the request at the head of the queue."""

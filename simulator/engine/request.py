@@ -8,25 +8,21 @@ SimOutcome = Literal["pending", "finished", "shed", "refused"]
 class SimRequest:
     """What happened to a request.
 
-    ``computed`` are the tokens that have KV entries, as far as prefill goes; ``target`` those that prefill must compute:
-    the prompt, and after a preemption also the answer so far.
+    ``computed`` are the tokens that have KV entries; ``target`` those that prefill must compute: the prompt, and after a preemption
+    also the answer so far. From then on it decodes.
     """
 
     __slots__ = (
         "arrived_s",
-        "base",
         "completion_fp8",
         "completion_fp16",
         "computed",
-        "finish_at",
         "finished_s",
         "first_s",
-        "fp16_mark",
         "generated",
         "has_room",
         "index",
         "is_fast",
-        "is_resting",
         "outcome",
         "output_tokens",
         "pinned",
@@ -47,8 +43,7 @@ class SimRequest:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.pinned = pinned
-        self.is_fast = False  # a step by row has computed something of it in FP8
-        self.is_resting = False  # it decodes, and the step in progress leaves it out
+        self.is_fast = False  # a step has computed something of it in FP8
         self.has_room = False  # its engine had room for its prompt when it came
         self.outcome: SimOutcome = "pending"
         self.first_s = 0.0
@@ -61,10 +56,6 @@ class SimRequest:
         self.prompt_fp8 = 0
         self.completion_fp16 = 0
         self.completion_fp8 = 0
-        # While decoding, in terms of the engine's count of decode steps:
-        self.base = 0  # tokens with KV entries, less the count
-        self.finish_at = 0  # the count at which the last token is there
-        self.fp16_mark = 0  # FP16 decode steps when decoding began
 
     @property
     def ttft_ms(self) -> float:
@@ -77,3 +68,7 @@ class SimRequest:
         if self.output_tokens < 2:
             return None
         return (self.finished_s - self.first_s) * 1e3 / (self.output_tokens - 1)
+
+    def due_s(self, tpot_s: float, grace: int) -> float:
+        """When its next token is due, while it decodes."""
+        return self.first_s + tpot_s * (self.generated + grace)

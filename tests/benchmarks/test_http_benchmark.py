@@ -1,25 +1,25 @@
-"""The HTTP benchmark's pure parts: processor time from /proc, percentiles, rows, loads, and the steps of a timed engine."""
+"""The HTTP benchmark's pure parts: processor time by process, percentiles, rows, loads, and the steps of a timed engine."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from live_service import wait_until
 from processes import ROOT
 
 from benchmarks.engine import engine_shapes
 from benchmarks.http import http_load, http_path, http_procs, http_systems
 from benchmarks.http.http_load import HttpLoad
 from benchmarks.http.http_measure import figures
-from benchmarks.http.http_procs import Process
+from benchmarks.http.http_procs import Used
 from benchmarks.timed.timed_steps import Positions, StepClock
 from loadtest.sender.plan import CUT
 from workload.records import RequestRecord, mean_tpot_ms
-
-
-def test_processor_time_is_read_although_a_name_holds_blanks_and_brackets():
-    line = "42 (ray::Serve (x) y) S 7 42 42 0 -1 4194560 100 0 0 0 150 50 3 4 20 0 12 0 999 1 2"
-    assert http_procs.parse_stat(line) == (7, 200, "ray::Serve (x) y")
 
 
 @pytest.mark.parametrize(
@@ -40,22 +40,24 @@ def test_a_process_is_told_by_its_command_line(command, role):
     assert http_procs.role_of(command) == role
 
 
-TREE = {
-    1: Process(1, 0, 5, "init"),
-    10: Process(10, 1, 100, "bash"),
-    20: Process(20, 10, 100, "python -m deploy.serve"),
-    30: Process(30, 20, 100, "ray::ServeReplica:nestedfp:NestedFPServer:m"),
-    40: Process(40, 30, 100, "VLLM::EngineCore"),
-    50: Process(50, 10, 100, "python -m benchmarks.http.http_path"),
-}
-
-
 def test_processor_time_goes_by_role_and_a_new_process_counts_in_full():
-    after = [Process(p.pid, p.parent, p.ticks + 50, p.command) for p in http_procs.descendants(TREE, 20)]
-    spent = http_procs.used_s(http_procs.descendants(TREE, 20), [*after, Process(60, 20, 30, "haproxy -W")])
-    unit = 1 / http_procs.TICKS_PER_S
-    assert spent == {"driver": 50 * unit, "replica": 50 * unit, "engine": 50 * unit, "haproxy": 30 * unit}
-    assert http_procs.path_s(spent) == pytest.approx(130 * unit)
+    before = [Used(20, "driver", 1.0), Used(40, "engine", 1.0)]
+    after = [Used(20, "driver", 1.5), Used(40, "engine", 3.0), Used(60, "haproxy", 0.25)]
+    spent = http_procs.used_s(before, after)
+    assert spent == {"driver": 0.5, "engine": 2.0, "haproxy": 0.25}
+    assert http_procs.path_s(spent) == 0.75
+
+
+def test_a_tree_is_a_process_and_what_it_started():
+    nested = "import subprocess; subprocess.run(['sleep', '60'])"
+    with subprocess.Popen([sys.executable, "-c", nested], start_new_session=True) as outer:
+        try:
+            assert wait_until(lambda: len(http_procs.tree(outer.pid)) == 2, 30)
+            assert {used.role for used in http_procs.tree(outer.pid)} == {"other"}
+            assert http_procs.of_role(outer.pid, "other")[0] == outer.pid
+            assert http_procs.tree(outer.pid)[0].seconds > 0
+        finally:
+            os.killpg(outer.pid, signal.SIGKILL)
 
 
 def record(at_s, chunks_s=(), tokens=None, error=None):

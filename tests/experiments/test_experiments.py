@@ -16,7 +16,6 @@ from deploy.environment import free_ports
 from experiments import __main__ as command
 from experiments import campaign, config, predict, results, systems
 from experiments.config import ExperimentError
-from loadtest.cli import parse_config
 from simulator.fit.observations import STEP_COLUMNS, read_csv
 
 CONFIGS = Path("experiments/configs")
@@ -68,8 +67,7 @@ def test_options_of_nested_weights_reach_the_service(tmp_path, option):
 def test_the_load_test_understands_what_it_is_asked(tmp_path):
     experiment = config.load(written(tmp_path))
     for run, policy in zip(experiment.runs, ("fp16", "adaptive", "plain-peer"), strict=True):
-        words = campaign.loadtest_command(experiment, run, 4, 1, Path("trace.csv"), "http://127.0.0.1:1234")
-        asked = parse_config(words[3:])
+        asked = campaign.loadtest_of(experiment, run, 4, 1, Path("trace.csv"), "http://127.0.0.1:1234", tmp_path)
         assert asked.policies == (policy,)
         assert (asked.rate_rps, asked.seed, asked.duration_s) == (4, 1, 10)
 
@@ -82,11 +80,8 @@ def test_runs_with_a_prefix_cache_have_engines_of_their_own_and_no_prediction(tm
     arguments = systems.engine_of(experiment, "nestedfp")
     assert arguments.arguments()["enable_prefix_caching"]
     assert http_systems.deployment(arguments, 8000, 1)["engine"]["enable_prefix_caching"]
-    words = [
-        campaign.loadtest_command(experiment, run, 4, 1, Path("t.jsonl"), "http://127.0.0.1:1")
-        for run in experiment.runs
-    ]
-    assert [parse_config(each[3:]).session_share for each in words] == [1, 0]
+    asked = ((experiment, run, 4, 1, Path("t.jsonl"), "http://127.0.0.1:1", tmp_path) for run in experiment.runs)
+    assert [campaign.loadtest_of(*each).session_share for each in asked] == [1, 0]
     running = campaign.Campaign(experiment, Path("t.jsonl"), tmp_path, print)
     assert running.starts([(1, 2.0, run) for run in experiment.runs]) == [[(1, 2.0, run)] for run in experiment.runs]
     with pytest.raises(ExperimentError, match="no prefix cache; measure it"):

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 from experiment_settings import TABLE_24B, TABLE_24B_LOAD
 
+from benchmarks.engine.engine_shapes import SHAPES
 from experiments import other_ranks
-from experiments.other_ranks import Shape
 from simulator.engine.cost_table import read_table
 from simulator.fit import observations
 
 
 def test_step_costs_of_another_shape_come_out_as_they_were_measured():
     measured = read_table(Path("simulator/engine/tables/h100-llama-8b-steps.json"))
-    derived = other_ranks.derive(read_table(TABLE_24B), Shape.of("mistral-24b"), Shape.of("llama-8b"), 1)
+    derived = other_ranks.derive(read_table(TABLE_24B), SHAPES["mistral-24b"], SHAPES["llama-8b"], 1)
     for known, found, short in ((measured.fp16, derived.fp16, 0.13), (measured.fp8, derived.fp8, 0.27)):
         assert found.fixed_ms == pytest.approx(known.fixed_ms, rel=0.05)
         for decodes in (1, 32, 128):  # of 512 tokens each, as the source has them
@@ -25,7 +25,7 @@ def test_step_costs_of_another_shape_come_out_as_they_were_measured():
 
 
 def test_one_rank_of_the_same_shape_has_the_measured_costs():
-    table, shape = read_table(TABLE_24B), Shape.of("mistral-24b")
+    table, shape = read_table(TABLE_24B), SHAPES["mistral-24b"]
     derived = other_ranks.derive(table, shape, shape, 1)
     assert (derived.fp16, derived.fp8, derived.engine) == (table.fp16, table.fp8, table.engine)
     assert derived.start_costs is None is table.start_costs
@@ -50,7 +50,7 @@ def test_what_engines_of_more_ranks_timed_at_their_start_is_near_what_one_rank_s
     timed = observations.read_csv(
         Path("benchmarks/results/start-costs-ranks.csv"), ("gpu", "ranks", *observations.START_COLUMNS)
     )
-    derived = other_ranks.derive(read_table(TABLE_24B_LOAD), Shape.of("mistral-24b"), Shape.of(model), ranks)
+    derived = other_ranks.derive(read_table(TABLE_24B_LOAD), SHAPES["mistral-24b"], SHAPES[model], ranks)
     measured = [
         row for row in timed.rows if (row["model"], row["ranks"]) == (model, str(ranks)) and "H100" in row["gpu"]
     ]
@@ -63,7 +63,7 @@ def test_what_engines_of_more_ranks_timed_at_their_start_is_near_what_one_rank_s
 
 
 def test_more_ranks_shorten_the_weights_part_and_add_sums():
-    table, shape = read_table(TABLE_24B), Shape.of("mistral-24b")
+    table, shape = read_table(TABLE_24B), SHAPES["mistral-24b"]
     two, four = (other_ranks.derive(table, shape, shape, ranks) for ranks in (2, 4))
     sums_ms = 2 * shape.layers * other_ranks.ALL_REDUCE_US * 1e-3
     rest_ms = 2 * table.fp8.fixed_ms - table.fp16.fixed_ms  # of one step, whatever its weights

@@ -65,7 +65,6 @@ def make_plan(url: str, tmp_path: Path, at_s: list[float], tokens: int = 5, **ov
         "drain_s": 10.0,
         "request_timeout_s": 10.0,
         "seed": 0,
-        "token_ids": (10, 250),
         "records_path": tmp_path / "requests.jsonl",
     }
     return SendPlan.model_validate(fields | overrides)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from sim_builders import make_requests, make_table
 
-from experiments.other_ranks import Shape, derive
+from benchmarks.engine.engine_shapes import SHAPES
+from experiments.other_ranks import derive
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from simulator.engine import cost_table
@@ -53,8 +54,8 @@ def test_every_token_is_counted_once_and_pinned_requests_are_exact(ahead: bool, 
             assert not (request.pinned and fp8), "a pinned request in FP8"
             assert request.is_fast == (fp8 > 0) or request.preemptions or others
             computed += request.prompt_tokens + request.output_tokens - 1
-        assert sum(engine.stats.tokens) >= computed
-        assert sum(engine.stats.tokens) == computed or engine.preemptions
+        assert sum(engine.stats.tokens.values()) >= computed
+        assert sum(engine.stats.tokens.values()) == computed or engine.preemptions
         mixed += engine.stats.steps_mixed
         preempted += engine.preemptions
     assert mixed or kv_tokens == 6000
@@ -92,7 +93,7 @@ def test_a_line_that_has_piled_up_drains_about_as_fast_as_in_fp8():
 
 def in_the_slo(directive: DirectiveMode, per_s: float) -> tuple[float, float]:
     """Shares of requests in the SLO (190 ms in the engine, 33.3 ms) and of exact ones, of the 70B shape on two GPUs."""
-    table = derive(cost_table.read_table(TABLE), Shape.of("mistral-24b"), Shape.of("llama-70b"), 2)
+    table = derive(cost_table.read_table(TABLE), SHAPES["mistral-24b"], SHAPES["llama-70b"], 2)
     engine = Engine(table.model_copy(update={"engine": table.engine.model_copy(update={"mixed_steps": True})}))
     engine.direct(directive, StepRule(ttft_deadline_s=0.16, tpot_deadline_s=0.03, tpot_grace_tokens=3))
     rng, now_s, sizes = random.Random(3), 0.0, []

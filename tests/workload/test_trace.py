@@ -249,5 +249,3 @@ def test_prompts_have_exact_lengths_and_share_no_prefix():
     assert all(10 <= token < 250 for prompt in prompts for token in prompt)
     assert prompts[0] == prompt_token_ids(0, 0, 0, 40)
     assert len(prompt_token_ids(0, 0, 0, 3)) == 3
-    with pytest.raises(ValueError, match=r"at least 32 token ids, got 0\.\.8"):
-        prompt_token_ids(0, 0, 0, 3, (0, 8))

@@ -1,11 +1,9 @@
-"""The whole service broken: its processes killed and stopped under streams and load, and its own stop, which leaves nothing behind.
+"""The whole service broken: its processes killed and stopped under load, and its own stop, which leaves nothing behind.
 
 The tests run in the order in which they stand: the last one stops the service.
 """
 
 import contextlib
-import datetime
-import json
 import math
 import os
 import signal
@@ -15,181 +13,88 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from fault_load import Load, Streams
-from fault_service import Poll, faults, gone, settled, status
-from live_service import ADMIN, MODEL, complete, wait_until
+from fault_service import URL, gone, settled, status
+from live_service import ADMIN, MODEL, wait_until
+from steady_load import KINDS, SteadyLoad
 
 from deploy.startup import leftovers
 
 pytestmark = [pytest.mark.serve, pytest.mark.faults]
 
-
-def under_way(service, replica, wall_s):
-    """Ids of the requests that were at a replica at this time, by its access log."""
-    (path,) = service.folder.rglob(f"access_{replica}.log")
-    found = set()
-    for line in path.read_text().splitlines():
-        said = json.loads(line)
-        ended_s = datetime.datetime.fromisoformat(said["time"]).timestamp()
-        if ended_s - said["total_ms"] / 1e3 <= wall_s <= ended_s:
-            found.add(said["id"])
-    return found
-
-
-def test_while_an_engine_dies_under_load_only_what_was_in_it_fails_and_nobody_hears_a_500(client, service, capsys):
-    settled(client)
-    service.look()
-    logs = service.log_sizes()
-    with Load(8) as load:
-        assert wait_until(lambda: load.done() >= 40, 60, 0.01)
-        assert wait_until(lambda: all(r["running"] for r in status(client)["replicas"]), 30, 0.01), "both have some"
-        service.engines()[0].kill()
-        killed_s = time.time()
-        done = load.done()
-        dead = wait_until(
-            lambda: [r["id"] for r in status(client)["replicas"] if "died" in (r["fault"] or "")], 10, 0.05
-        )
-        assert wait_until(lambda: load.done() >= done + 60, 120)
-    in_it = under_way(service, dead[0], killed_s)
-    failed = {asked.id: (asked.path, asked.status, asked.end) for asked in load.asked if asked.failed}
-    with capsys.disabled():
-        print(f"\nengine killed: {len(load.asked)} requests, {len(in_it)} in it, {len(failed)} failed: {failed}")
-    assert {asked.status for asked in load.asked} <= {200, 429, 503}
-    assert not [asked.end for asked in load.asked if asked.status == 200 and asked.end not in ("whole", "error event")]
-    assert set(failed) <= in_it, "what came later went to the other replica"
-    assert len(failed) >= 1
-    assert not service.tracebacks(logs)
-    settled(client)
+PER_S = 2.0
+GCS_STOPPED_S = 10.0  # after which it goes on; everything else that stands still is ended by the service
+# By then a dead engine has been noticed: what was in it has heard so, and nothing else goes to it.
+NOTICED_S = 15.0
+CONTROLLER, CONTROL_ROUTES = r"^ray::ControllerActor", r"^ray::ServeReplica:nestedfp-control"
+HAPROXY, MANAGER = r"/haproxy -db", r"^ray::HAProxyManager"
+SERVE, GCS = r"^ray::ServeController", r"/gcs_server "
+ENGINE, REPLICA = r"VLLM::EngineCor", r"^ray::.*ServeReplica:nestedfp:NestedFPServer"
+FAULTS = {
+    "controller killed": (CONTROLLER, signal.SIGKILL),
+    "controller stopped": (CONTROLLER, signal.SIGSTOP),
+    "control routes killed": (CONTROL_ROUTES, signal.SIGKILL),
+    "control routes stopped": (CONTROL_ROUTES, signal.SIGSTOP),
+    "HAProxy killed": (HAPROXY, signal.SIGKILL),
+    "HAProxy stopped": (HAPROXY, signal.SIGSTOP),
+    "HAProxy's manager killed": (MANAGER, signal.SIGKILL),
+    "Serve's controller killed": (SERVE, signal.SIGKILL),
+    f"GCS stopped for {GCS_STOPPED_S:g} s": (GCS, signal.SIGSTOP),
+    "engine killed": (ENGINE, signal.SIGKILL),
+    "engine stopped": (ENGINE, signal.SIGSTOP),
+    "replica killed": (REPLICA, signal.SIGKILL),
+    "replica stopped": (REPLICA, signal.SIGSTOP),
+}
 
 
-@pytest.mark.parametrize("victim", ["the replica's process", "its engine core"])
-def test_what_dies_in_mid_stream_ends_its_own_streams_and_no_others(client, service, victim):
-    settled(client)
-    streams = Streams(8)
-    engine_core = victim == "its engine core"
-    found = service.engines() if engine_core else service.replicas()
-    service.look()
-    found[0].kill()
-    killed_s = time.monotonic()
-    if engine_core:
-        assert wait_until(lambda: "its engine has died" in faults(client), 5, 0.05), client.get("/status").text
-        assert time.monotonic() - killed_s < 5
-    while time.monotonic() - killed_s < 1.5:  # some may still meet the dead one
-        with contextlib.suppress(httpx.HTTPError):
-            client.get("/v1/models")
-        time.sleep(0.05)
-    for _ in range(12):
-        assert complete(client)["usage"]["completion_tokens"] == 8, "1.5 s later no request meets the dead one"
-    ends = streams.join()
-    assert ends["whole"] >= 1, ends
-    assert ends["error event"] + ends["closed"] >= 1, ends
-    settled(client)
-
-
-def test_a_hung_engine_is_noticed_its_streams_hear_of_it_and_its_replica_is_replaced(client, service, capsys):
-    settled(client)
-    before = {r["id"] for r in status(client)["replicas"]}
-    service.look()
-    engine = service.engines()[0]
-    streams = Streams(8)
-    assert wait_until(lambda: all(r["running"] for r in status(client)["replicas"]), 30), "both have some"
-    engine.send_signal(signal.SIGSTOP)
-    stopped_s = time.monotonic()
-    assert wait_until(lambda: any("it hangs" in fault for fault in faults(client)), 15, 0.1)
-    noticed_s = time.monotonic() - stopped_s
-    ends = streams.join()
-    waited_s = [at_s - stopped_s for at_s, end in zip(streams.ended_s, streams.ends, strict=True) if end != "whole"]
-    assert wait_until(lambda: gone(engine), 60), "it is ended"
-    with capsys.disabled():
-        print(
-            f"\nhung engine: noticed after {noticed_s:.1f} s, streams {dict(ends)}, the last heard {max(waited_s):.1f} s"
-        )
-    assert noticed_s < 15
-    assert set(ends) == {"whole", "error event"}, "from the replica, before Serve ends it"
-    assert max(waited_s) < 15
-    settled(client)
-    assert {r["id"] for r in status(client)["replicas"]} != before
-
-
-def test_a_replica_that_stands_still_is_ended_and_its_engine_with_it(client, service, capsys):
-    settled(client)
-    service.look()
-    replica = service.replicas()[0]
-    engine = next(each for each in replica.children(recursive=True) if each.name().startswith("VLLM::EngineCor"))
-    streams = Streams(8)
-    assert wait_until(lambda: all(r["running"] for r in status(client)["replicas"]), 30), "both have some"
-    replica.send_signal(signal.SIGSTOP)
-    stopped_s = time.monotonic()
-    assert wait_until(lambda: gone(replica), 60)
-    took_s = time.monotonic() - stopped_s
-    assert wait_until(lambda: gone(engine), 20), "it would keep its memory, and a GPU's"
-    ends = streams.join()
-    with capsys.disabled():
-        print(f"\nstopped replica: ended after {took_s:.1f} s, streams {dict(ends)}")
-    assert took_s < 50, "Serve would let it finish its requests until then"
-    settled(client)
-
-
-def test_a_controller_that_stands_still_is_replaced_and_its_successor_goes_on_above_its_epoch(client, service, capsys):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_of_what_dies_or_stands_still_no_request_hangs_and_none_looks_whole_that_is_not(client, service, capsys, fault):
+    part, number = FAULTS[fault]
     settled(client)
     for mode in ("fp8", "auto"):
         epoch = client.post("/admin/directive", json={"mode": mode}, headers=ADMIN).json()["epoch"]
     service.look()
-    (controller,) = service.children(r"^ray::ControllerActor")
-    controller.send_signal(signal.SIGSTOP)
-    stopped_s = time.monotonic()
-    try:
-        assert wait_until(lambda: gone(controller), 60), "it is ended"
-        with capsys.disabled():
-            print(f"\nstopped controller: ended after {time.monotonic() - stopped_s:.1f} s")
-    finally:
-        with contextlib.suppress(psutil.Error):
-            controller.resume()
-    settled(client)
-    assert len(service.children(r"^ray::ControllerActor")) == 1
-    assert status(client)["epoch"] > epoch
-
-
-HAPROXY, GCS = r"/haproxy -db", r"/gcs_server "
-
-
-@pytest.mark.parametrize(
-    ("part", "number"),
-    [
-        *((r"^ray::ServeReplica:nestedfp-control", number) for number in (signal.SIGKILL, signal.SIGSTOP)),
-        *((HAPROXY, number) for number in (signal.SIGKILL, signal.SIGSTOP)),
-        (r"^ray::HAProxyManager", signal.SIGKILL),
-        (r"^ray::ServeController", signal.SIGKILL),
-        (GCS, signal.SIGSTOP),
-    ],
-)
-def test_whatever_else_dies_or_stands_still_no_request_hangs_and_none_looks_whole_that_is_not(
-    client, service, capsys, part, number
-):
-    settled(client)
-    service.look()
-    replicas, victims = set(service.replicas()), service.children(part)
-    assert victims
-    with Load(4) as load:
-        assert wait_until(lambda: load.done() >= 8, 60)
-        began_s, done = time.monotonic(), load.done()
+    logs, replicas, before = service.log_sizes(), set(service.replicas()), service.children(part)
+    one_of_two = part in (ENGINE, REPLICA)
+    assert len(before) == 2 if one_of_two else before
+    victims = before[: 1 if one_of_two else None]
+    engines = [
+        each for victim in victims for each in victim.children(recursive=True) if each.name() == "VLLM::EngineCor"
+    ]
+    # On a connection that is kept open a request may meet its end when HAProxy starts anew with other replicas.
+    with SteadyLoad([URL], PER_S, keeps=False) as load:
+        assert wait_until(lambda: len(load.answers) >= 8, 60)
+        assert wait_until(lambda: all(r["running"] for r in status(client)["replicas"]), 60, 0.02), "both have some"
+        began_s = time.monotonic()
         for each in victims:
             each.send_signal(number)
-        if number is signal.SIGSTOP:
-            wait_until(lambda: all(map(gone, victims)), 10 if part == GCS else 60)
+        if part == GCS:
+            time.sleep(GCS_STOPPED_S)
             for each in victims:
-                with contextlib.suppress(psutil.Error):
-                    each.resume()
+                each.resume()
+        else:
+            assert wait_until(lambda: all(map(gone, victims)), 50), "Serve would let it finish its requests until then"
+            assert wait_until(lambda: all(map(gone, engines)), 20), "one would keep its memory, and a GPU's"
+            assert wait_until(lambda: len(set(service.children(part)) - set(victims)) >= len(before), 300, 1.0)
         settled(client)
         took_s = time.monotonic() - began_s
-        assert wait_until(lambda: load.done() >= done + 20, 60)
-    failed = [asked.end for asked in load.asked if asked.failed]
+        since = len(load.answers)
+        assert wait_until(lambda: len(load.answers) >= since + 20, 120)
+    met, failed = load.in_flight_at(began_s), [each for each in load.answers if each.end != "ok"]
     with capsys.disabled():
-        print(f"\n{part} {number.name}: well again after {took_s:.0f} s, {len(failed)} of {len(load.asked)} failed")
-    assert not [end for end in failed if "timed out" in end], "it hung"
-    assert not [asked for asked in load.asked if asked.failed and asked.status == 200 and asked.end != "error event"]
-    assert part == HAPROXY or "Proxy" in part or not failed
-    assert set(service.replicas()) == replicas
+        print(f"\n| {fault} | {took_s:.0f} | {len(failed)} of {len(load.answers)} ({len(met)}) |")
+    assert not [each for each in failed if not each.end.startswith("failed")], "one hung, or looked whole and was not"
+    assert not [each for each in failed if each.end.startswith("failed 500")]
+    assert part in (HAPROXY, MANAGER, ENGINE, REPLICA) or not failed, load.ends()
+    if one_of_two:
+        assert any(each.end == "ok" for each in met), "the other replica's go on"
+    else:
+        assert set(service.replicas()) == replicas
+    if part == ENGINE:
+        assert all(each.ended_s < began_s + NOTICED_S for each in failed), failed
+        assert not service.tracebacks(logs)
+    if part == CONTROLLER:
+        assert len(service.children(part)) == 1
+        assert status(client)["epoch"] > epoch, "the successor goes on above"
 
 
 def test_the_control_routes_answer_when_no_replica_is_up(client, service):
@@ -216,19 +121,21 @@ def test_the_control_routes_answer_when_no_replica_is_up(client, service):
 def test_a_signal_to_the_whole_process_group_stops_it_in_order_and_nothing_is_left(client, service, capsys):
     settled(client)
     service.look()
-    streams = Streams(2, tokens=300)
-    with Poll() as poll:
+    with SteadyLoad([URL], PER_S, KINDS[:2]) as load:  # short ones: longer than drain_s the stop waits for none
+        assert wait_until(lambda: len(load.answers) >= 20, 60)
         began_s = time.monotonic()
         os.killpg(service.process.pid, signal.SIGTERM)
         assert service.process.wait(120) == 0
         took_s = time.monotonic() - began_s
-    ends = streams.join()
+    met = load.in_flight_at(began_s)
     with capsys.disabled():
-        print(f"\nstopped after {took_s:.1f} s; streams {dict(ends)}, answers meanwhile {poll.statuses()}")
-    assert ends == {"whole": 2}, "the stop waits for streams"
-    statuses = set(poll.statuses())
-    assert statuses <= {200, 503, "ConnectError", "ReadError", "RemoteProtocolError"}, "503 with a sentence, not 404"
-    assert 503 in statuses, "while the streams end, others hear that the service stops"
+        print(f"\nstopped after {took_s:.1f} s, with {len(met)} requests in flight; {load.ends()}")
+    assert met
+    assert {each.end for each in met} == {"ok"}, "the stop waits for streams"
+    ends = {each.end.partition(":")[0].partition("(")[0] for each in load.answers} - {"ok"}
+    broken = {f"failed {error}" for error in ("ConnectError", "ReadError", "RemoteProtocolError")}
+    assert ends <= broken | {"failed 503"}, "503 with a sentence, not 404"
+    assert "failed 503" in ends, "while the streams end, others hear that the service stops"
     _, alive = psutil.wait_procs(service.family, timeout=10)
     assert not alive, f"left running: {alive}"
     assert not [name for name in service.memory if (leftovers.SHARED_MEMORY / name).exists()]

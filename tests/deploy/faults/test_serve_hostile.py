@@ -20,7 +20,6 @@ from live_service import KEY, MODEL, complete
 from deploy.startup.accelerator import resolve
 from loadtest.sender.dispatch import run_plan
 from loadtest.sender.plan import PlannedRequest, SendPlan
-from loadtest.sender.prompts import TOKEN_IDS
 
 pytestmark = [pytest.mark.serve, pytest.mark.faults]
 
@@ -182,7 +181,7 @@ def test_a_thousand_streams_at_once_are_all_answered_whole(client, service, tmp_
     settled(client)
     plan = SendPlan(
         kind="open", policy="plain", run=0, url=URL, model=MODEL, duration_s=1, drain_s=4 * HANG_S, request_timeout_s=4 * HANG_S,
-        requests=(PlannedRequest(at_s=0, prompt_tokens=8, output_tokens=16),) * 1000, seed=0, token_ids=TOKEN_IDS,
+        requests=(PlannedRequest(at_s=0, prompt_tokens=8, output_tokens=16),) * 1000, seed=0,
         records_path=tmp_path / "requests.jsonl",
     )  # fmt: skip
     came = collections.Counter((record.error, record.status) for record in run_plan(plan, lambda *_: None))
