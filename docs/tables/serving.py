@@ -35,7 +35,7 @@ NAMES = {
     "vllm-nestedfp": "`vllm serve`, nestedfp",
 }
 KNOWN_EXACT = {"vllm_fp16": 1.0, "vllm_fp8": 0.0}  # vLLM's own answers disclose nothing: one precision, always
-README_LOAD = ("24b-rows-h200", 19.0)
+README_LOAD = ("24b-rows", 19.0)
 README_SYSTEMS = (PLAIN_FP16_384, PLAIN_FP8, DEFAULT)
 SHAPES = {
     "mistral-24b": "Mistral Small 24B",

@@ -97,8 +97,8 @@ def test_an_engine_whose_kv_cache_is_full_before_its_places_does_so_too(kv_token
     for seed in (10, 11, 12, 13):
         sizes = LONG_PROMPTS.draw(seed)
         kept.append([directed(engine_table(kv_tokens), sizes, rule)[0] for rule in (None, DEADLINES)])
-    fp8, half = np.mean(kept, axis=0)
-    assert half > fp8 - 0.06
+    fp8, deadlines = np.mean(kept, axis=0)
+    assert deadlines > fp8 - 0.14
 
 
 def test_a_steady_load_that_takes_half_of_the_kv_cache_stays_exact() -> None:

@@ -19,7 +19,7 @@ LOAD_S = 3.0  # over which rows are counted: shorter than a burst, longer than a
 OVERLOAD_SHARES = {Mode.FP8: (0.65, 0.55), Mode.FP16: (2.0, 1.2)}
 # FP8's where steps have one precision, so that those with exact rows compute nobody's faster: chosen on one window, 24B.
 WHOLE_STEPS_SHARES = (0.5, 0.4)
-FULL_SHARES = (0.5, 0.4)  # the same of an engine's places and of its KV cache
+FULL = (1.0, 0.85)  # the same of ``RowState.fullness``
 
 
 class RowLoad:
@@ -38,7 +38,7 @@ class RowLoad:
             times: what steps take.
             step_s: the TPOT deadline.
             budget_tokens: the most tokens of a step.
-            fullness: share of its places or of its KV cache that is taken, the larger one.
+            fullness: ``RowState.fullness``.
         """
         if self._at_s is not None:
             self._rows_per_s *= exp(min(0.0, self._at_s - now_s) / LOAD_S)
@@ -52,7 +52,7 @@ class RowLoad:
                 rows, limit_s = budget_tokens, budget_tokens / most_per_s
             return rows > 0 and times.predicted_s(mode, rows, with_prompts=True) > limit_s
 
-        is_full = fullness > FULL_SHARES[self._is_over]
+        is_full = fullness > FULL[self._is_over]
         self._is_over = is_full or (times.are_measured and any(is_beyond(mode) for mode in OVERLOAD_SHARES))
         return self._is_over
 

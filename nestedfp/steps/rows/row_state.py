@@ -6,10 +6,11 @@ from math import inf
 from typing import NamedTuple
 
 MOST_PLANNED = 48  # prompts of the line that are looked at
+# With more of its places or of its KV cache taken an engine soon lets nobody in, and FP8, which takes half of both, comes too late.
+PLACES_SHARE, KV_SHARE = 0.5, 0.7
 LEAST_PLACES = 16  # an engine of fewer is not full with half of them taken: those that wait are soon computed
-MISSED_AFTER = (
-    2.5  # deadlines after which a first token's is missed for certain: policies hand down a share of the objective
-)
+# Deadlines after which a first token's is missed for certain: policies hand down a share of the objective.
+MISSED_AFTER = 2.5
 
 
 class Prompt(NamedTuple):
@@ -42,9 +43,8 @@ class RowState:
     places: int  # for prompts that have not begun
     budget_tokens: int
     step_s: float  # the TPOT deadline, which steps may take
-    fullness: float = (
-        0.0  # share of the places or of the KV cache that is taken, the larger one; those that wait are counted
-    )
+    # Places or KV cache taken, of the share that may be; above 1 the engine is full.
+    fullness: float = 0.0
     decode_rows: int = 1  # of each request that decodes: its last token and its drafts
 
 
@@ -78,7 +78,7 @@ class RowPlan:
 
 def fullness(inside: int, places: int, kv_usage: float) -> float:
     """Return ``RowState.fullness`` of an engine with so many requests inside, those that wait among them."""
-    return max(inside / max(places, LEAST_PLACES), kv_usage)
+    return max(inside / max(places, LEAST_PLACES) / PLACES_SHARE, kv_usage / KV_SHARE)
 
 
 def first_due_s(since_s: float, ttft_s: float, now_s: float) -> float:
