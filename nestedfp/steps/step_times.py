@@ -11,6 +11,8 @@ from nestedfp.steps.step_costs import StepCosts
 LEAST_CHUNK_TOKENS = 32  # of prompts in a step that is capped by its time
 LEAST_GAIN = 0.02  # of a step with two classes, over one that is all FP16
 MOST_KEPT = 100_000  # costs of steps of two classes
+MOST_GAIN = 2.0  # an FP16 step over an FP8 step, which reads half of the bytes
+FORGET_WEIGHT = 0.01  # of a step of one precision in what mixed steps take beyond their cost
 EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
 
 
@@ -105,6 +107,12 @@ class StepTimes:
         excess_s = took_s - self._cost_s(mode, tokens)
         excesses_s = self._excess_s[mode]
         excesses_s[with_prompts] += EXCESS_WEIGHT * (excess_s - excesses_s[with_prompts])
+        if self._costs is None:
+            if mode is Mode.FP8:  # a stall of FP16 is forgotten though no FP16 step follows it
+                exact_s = self._excess_s[Mode.FP16]
+                exact_s[with_prompts] = min(exact_s[with_prompts], MOST_GAIN * excesses_s[with_prompts])
+        elif (mixed_s := self._mixed_excess_s[with_prompts]) is not None:  # and so is one of a mixed step
+            self._mixed_excess_s[with_prompts] = mixed_s + FORGET_WEIGHT * (excesses_s[with_prompts] - mixed_s)
 
     def _cost_s(self, mode: Mode, tokens: int) -> float:
         if self._costs is None:

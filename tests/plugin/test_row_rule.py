@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nestedfp.modes import Mode
 from nestedfp.steps.rows.row_rule import RowRule
-from nestedfp.steps.rows.row_state import Decode, Prompt, RowState, first_due_s
+from nestedfp.steps.rows.row_state import Decode, Prompt, RowState, first_due_s, fullness
 from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
 from nestedfp.steps.step_times import StepTimes
 
@@ -184,6 +184,61 @@ def test_near_the_most_that_fast_steps_compute_prompts_are_fast_until_the_load_h
     assert not any(classes(int(0.75 * full), 10.0))
     assert not any(classes(int(0.6 * full), 19.0)), "it is to fall below the lower share"
     assert all(classes(int(0.3 * full), 28.0))
+
+
+@pytest.mark.parametrize(("costs", "exact"), [(PLAIN, False), (COSTS, True)])
+def test_an_engine_whose_steps_have_one_precision_is_overloaded_sooner(costs, exact):
+    rule, times = RowRule(), StepTimes(costs)
+    for now_s in [i * STEP_S for i in range(300)]:
+        fast = [Decode(now_s + 1.0, is_pinned=False)] * 340
+        plan = rule.plan(replace(state([prompt(32, now_s + 1.0)], fast=fast), now_s=now_s), times)
+    assert plan.chunks[0].is_exact is exact
+
+
+@pytest.mark.parametrize("costs", [PLAIN, COSTS, None])
+def test_an_engine_that_is_full_is_fast_until_it_has_emptied_and_pins_hold(costs):
+    rule, times = RowRule(), StepTimes(costs)
+    decodes = [Decode(1.0, is_pinned=i < 2) for i in range(30)]
+
+    def exact(fullness: float) -> int:
+        return 30 - len(rule.plan(replace(state(exact=decodes), fullness=fullness), times).demoted)
+
+    assert [exact(each) for each in (0.9, 1.1, 0.9, 0.8)] == [30, 2, 2, 30]
+
+
+@pytest.mark.parametrize(("kv_usage", "inside", "places", "full"), [
+    (0.6, 2, 256, False), (0.75, 2, 256, True), (0.9, 1, 256, False), (0.1, 120, 256, False), (0.1, 140, 256, True),
+    (0.1, 6, 1, False),
+])  # fmt: skip
+def test_half_of_the_places_or_most_of_the_kv_cache_are_full(kv_usage, inside, places, full):
+    assert (fullness(inside, places, kv_usage) > 1) is full
+
+
+def test_a_decode_with_drafts_is_so_many_rows():
+    times = StepTimes(PLAIN)
+    line = [prompt(400, 1.0)]
+    alone = RowRule().plan(state(line, [PATIENT] * 20), times)
+    drafts = RowRule().plan(replace(state(line, [PATIENT] * 20), decode_rows=4), times)
+    assert alone.chunks[0].tokens - drafts.chunks[0].tokens == pytest.approx(3 * 20, abs=16)
+
+
+@pytest.mark.parametrize(
+    ("decodes", "tokens"), [([], [900]), ([PATIENT] * 20, [900]), ([Decode(0.03, False)] * 20, [])]
+)
+def test_a_prompt_that_cannot_be_cut_waits_for_a_step_that_holds_it_whole(decodes, tokens):
+    whole = prompt(900, 1.0)._replace(is_cut=False)
+    plan = RowRule().plan(state([whole], decodes), StepTimes(PLAIN))
+    assert [chunk.tokens for chunk in plan.chunks] == tokens
+
+
+def test_an_engine_without_measured_costs_forgets_a_stall():
+    times, rule = StepTimes(None), RowRule()
+    for took_s, exact in ((0.02, True), (2.0, None), *[(0.02, None)] * 100, (0.02, True)):
+        plan = rule.plan(state([prompt(300)]), times)
+        assert exact is None or plan.chunks[0].is_exact is exact
+        times.rows_took(
+            *((300, 0) if plan.is_whole or plan.chunks[0].is_exact else (0, 300)), took_s, with_prompts=True
+        )
 
 
 def test_pinned_decodes_sit_out_a_step_of_an_engine_that_is_behind_while_their_slack_lasts():

@@ -142,8 +142,7 @@ def test_a_pin_in_body_or_header_is_kept_whatever_the_directive(client, pin):
 def test_auto_with_an_slo_is_the_engines_own_choice(client):
     with directed(client, {"mode": "auto", "slo": {"ttft_ms": 1e-2, "tpot_ms": 1e6}}):
         tokens = ask(client, prompt="Once upon a time there was a dog").json()["usage"]["precision_tokens"]
-    # The prompt's step would be late, and those after it are not.
-    assert (tokens["prompt"]["fp16"], tokens["completion"]["fp8"]) == (0, 1)
+    assert (tokens["prompt"]["fp16"], tokens["completion"]["fp16"]) == (0, 0), "an answer is fast as a whole"
 
 
 @pytest.mark.parametrize("include", [True, False])

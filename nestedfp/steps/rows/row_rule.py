@@ -7,8 +7,7 @@ all of it exact, and gives up as little as the deadlines ask for, in this order:
 1. exact chunks of prompts in steps that keep the decodes' slack and a pace, then a slower pace;
 2. exact decodes sit out a step of fast rows while their own slack lasts;
 3. the longest unpinned prompt up to the first late one becomes fast, which may take the room of a step up to its longest time;
-4. where prompts would still be late, the decodes that are not pinned and have no slack left become fast, as they do where decodes
-   alone take too long;
+4. where prompts would still be late, the decodes that are not pinned and have no slack left become fast;
 5. an engine that is behind, or overloaded (row_load.py), computes the most tokens in a second, all fast but the pinned ones.
 
 A step whose rows would cost no less by class runs FP16 whole, and costs nobody anything. An engine that cannot compute both classes
@@ -98,16 +97,18 @@ class _Planner:
         self._pause_s = min(wake_s - now_s, LONGEST_PAUSE_S)
         # Half of the longest step is for prompts on any engine.
         self._longest_s = max(FAST_SHARE * state.step_s, 2 * (soonest_s - now_s))
+        # A time that is known by no size says nothing of a chunk.
+        self._pace_s = state.step_s if times.are_measured else inf
         self._hurries = False  # pinned prompts may take the time of the longest step
         # Where somebody is late anyway.
         self._hurried_s = max(self._longest_s, min(self._slack_s, HURRIED * state.step_s))
 
     def plan(self) -> RowPlan:
         every = tuple(range(len(self._state.exact)))
-        if not self._line:
-            return self._decodes_alone(every)
         if self._is_over or any(prompt.due_s == -inf for prompt in self._line):
             return self._fastest()
+        if not self._line:
+            return self._as_plan(_Filled([], self._exact_rows, self._fast_rows), every, (), "fast")
         limits, turned, late = self._least_turned()
         if late and any(self._line[i].is_pinned for i in late):
             self._hurries = True
@@ -129,20 +130,11 @@ class _Planner:
 
     # -- ways to go on -------------------------------------------------------------------------------------------------
 
-    def _decodes_alone(self, every: tuple[int, ...]) -> RowPlan:
-        """No prompt waits: exact decodes run as such unless somebody were late; then they rest, or become fast."""
-        takes_s = self._takes(self._exact_rows, self._fast_rows, with_prompts=False)
-        if takes_s <= self._slack_s or not (loose := self._loose()):
-            return self._as_plan(_Filled([], self._exact_rows, self._fast_rows), every, (), "fast")
-        if self._fast_rows and self._takes(0, self._fast_rows, with_prompts=False) <= self._pause_s:
-            return self._as_plan(_Filled([], 0, self._fast_rows), (), (), "tpot_slack")
-        return self._demoting(loose, [], _Limits(self._slack_s, self._slack_s))
-
     def _least_turned(self) -> tuple[_Limits, list[int], set[int]]:
         """Return the pace at which the fewest prompts must become fast, those prompts, and those that are late all the same."""
         found = []
         for share in PACES:
-            limits = _Limits(min(self._slack_s, share * self._state.step_s), self._longest_s)
+            limits = _Limits(min(self._slack_s, share * self._pace_s), self._longest_s)
             turned, late = self._turned(limits)
             found.append((limits, turned, late))
             if not turned and not late:
@@ -184,7 +176,7 @@ class _Planner:
         kept, fast_rows = self._exact_rows - self._rows_of(loose), self._fast_rows + self._rows_of(loose)
         if kept and self._rests(self._hurried_s, kept, fast_rows):
             kept = 0
-        demoting = _Limits(min(self._slack_s, PACES[-1] * state.step_s), self._hurried_s)
+        demoting = _Limits(min(self._slack_s, PACES[-1] * self._pace_s), self._hurried_s)
         demoted_s = self._ends(classes, kept, fast_rows, demoting)
         least = self._lateness_s(self._ends(self._is_exact, self._exact_rows, self._fast_rows, limits))
         if (
@@ -252,6 +244,8 @@ class _Planner:
     def _limit_s(self, prompt: Prompt, limits: _Limits, *, is_exact: bool) -> float:
         if self._hurries and prompt.is_pinned and limits.exact_s > 0:
             return max(limits.exact_s, self._hurried_s)
+        if not prompt.is_cut and limits.exact_s > 0:
+            return max(self._longest_s, self._slack_s)
         return limits.exact_s if is_exact else limits.fast_s
 
     def _fill(self, classes: list[bool], exact_rows: int, fast_rows: int, limits: _Limits) -> _Filled:
@@ -273,7 +267,7 @@ class _Planner:
             tokens = self._most_within(limit_s, most, exact_rows, fast_rows, is_exact=is_exact)
             if tokens < most:
                 full_s[is_exact] = limit_s
-            if tokens < min(LEAST_CHUNK_TOKENS, most):
+            if tokens < (min(LEAST_CHUNK_TOKENS, most) if prompt.is_cut else prompt.left_tokens):
                 continue
             chunks.append(PromptChunk(i, tokens, is_exact))
             if is_exact:
@@ -301,6 +295,7 @@ class _Planner:
     def _least(self, most: int) -> _Filled:
         """Nothing fits: begin with the first prompt all the same."""
         prompt, exact_rows, fast_rows = self._line[0], self._exact_rows, self._fast_rows
+        most = most if prompt.is_cut else prompt.left_tokens
         tokens = min(prompt.left_tokens, most, self._state.budget_tokens - exact_rows - fast_rows)
         if tokens <= 0 or (not prompt.has_begun and not self._state.places):
             return _Filled([], exact_rows, fast_rows)
@@ -324,7 +319,7 @@ class _Planner:
         return room
 
     def _ahead(self, exact_rows: int, fast_rows: int, limits: _Limits) -> Ahead:
-        later = _Limits(PACES[0] * self._state.step_s, self._longest_s)
+        later = _Limits(PACES[0] * self._pace_s, self._longest_s)
 
         def room(limit_s: float, *, is_exact: bool, least: int = LEAST_CHUNK_TOKENS) -> StepRoom:
             return self._room(exact_rows, fast_rows, limit_s, is_exact=is_exact, least=least)
@@ -385,7 +380,7 @@ class _Planner:
             else:
                 left.append(i)
         passed_s = ceil(done / paused.tokens) * paused.takes_s if done else 0.0
-        ahead = self._ahead(self._exact_rows, self._fast_rows, _Limits(PACES[0] * self._state.step_s, self._longest_s))
+        ahead = self._ahead(self._exact_rows, self._fast_rows, _Limits(PACES[0] * self._pace_s, self._longest_s))
         for i in left:
             ahead.comes(self._line[i], is_exact=classes[i])
             ends_s[i] = ahead.end_s(rounded=rounded) + passed_s

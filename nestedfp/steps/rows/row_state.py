@@ -23,6 +23,7 @@ class Prompt(NamedTuple):
     )
     is_pinned: bool
     has_begun: bool  # it has a place among those that run
+    is_cut: bool = True  # a step may compute any part of it; else all that is left
 
 
 class Decode(NamedTuple):
@@ -45,7 +46,7 @@ class RowState:
     step_s: float  # the TPOT deadline, which steps may take
     # Places or KV cache taken, of the share that may be; above 1 the engine is full.
     fullness: float = 0.0
-    decode_rows: int = 1  # of each request that decodes: its last token and its drafts
+    decode_rows: int = 1  # of each request that decodes: its last token and its drafts, the most of any
 
 
 class PromptChunk(NamedTuple):
@@ -78,7 +79,8 @@ class RowPlan:
 
 def fullness(inside: int, places: int, kv_usage: float) -> float:
     """Return ``RowState.fullness`` of an engine with so many requests inside, those that wait among them."""
-    return max(inside / max(places, LEAST_PLACES) / PLACES_SHARE, kv_usage / KV_SHARE)
+    # One alone takes what it needs.
+    return max(inside / max(places, LEAST_PLACES) / PLACES_SHARE, kv_usage / KV_SHARE if inside > 1 else 0.0)
 
 
 def first_due_s(since_s: float, ttft_s: float, now_s: float) -> float:

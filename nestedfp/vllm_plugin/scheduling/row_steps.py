@@ -1,6 +1,6 @@
 """Plans steps by row in terms of vLLM's requests: what nestedfp/steps/rows/row_rule.py asks for, and its plan by request id."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -38,12 +38,10 @@ class RowSteps:
 
     Args:
         budget_tokens: the most tokens of a step.
-        decode_rows: of each request that decodes: its last token and its drafts.
     """
 
-    def __init__(self, budget_tokens: int, decode_rows: int) -> None:
+    def __init__(self, budget_tokens: int) -> None:
         self._budget_tokens = budget_tokens
-        self._decode_rows = decode_rows
         self._rule = RowRule()
 
     def plan(
@@ -59,6 +57,7 @@ class RowSteps:
         places: int,
         pinned: Container[str],
         may_starve: Container[str],
+        cuts: Callable[[Any], bool],
         fullness: float,
     ) -> RowStep:
         """Plan the next step.
@@ -74,6 +73,7 @@ class RowSteps:
             places: for the others.
             pinned: ids of requests that must be exact.
             may_starve: ids of requests without deadlines.
+            cuts: whether a step may compute any part of a request's prompt.
             fullness: ``RowState.fullness``.
         """
         ttft_s, tpot_s = deadlines_s
@@ -87,7 +87,7 @@ class RowSteps:
             is_due = rid not in may_starve and request.nestedfp_first_token_s is None
             due_s = first_due_s(request.nestedfp_waits_since_s, ttft_s, now_s) if is_due else inf
             is_exact = request.nestedfp_class == "exact" and due_s > -inf
-            return Prompt(left_tokens(request), due_s, is_exact, rid in pinned, place < begun)
+            return Prompt(left_tokens(request), due_s, is_exact, rid in pinned, place < begun, cuts(request))
 
         exact = [request for request in decodes if request.nestedfp_class == "exact"]
         fast = [request for request in decodes if request.nestedfp_class != "exact"]
@@ -102,7 +102,7 @@ class RowSteps:
                 self._budget_tokens,
                 tpot_s,
                 fullness,
-                self._decode_rows,
+                max(map(left_tokens, decodes), default=1),
             ),
             times,
         )

@@ -136,7 +136,7 @@ class PrecisionMixin(EngineControl):
             self.waiting = behind
             for request in reversed(now_waiting):
                 self.waiting.prepend_request(request)
-        self._everybody_runs = not output.num_scheduled_tokens
+        self._everybody_runs = bool(planned.resting) and not output.num_scheduled_tokens
         return output
 
     def _with_adapter_slots(self, waiting: Iterable[Request]) -> Iterator[Request]:
@@ -159,11 +159,10 @@ class PrecisionMixin(EngineControl):
             r.request_id: r.request_id in self._in_prompt or left_tokens(r) > 1 + self.num_spec_tokens
             for r in self.running
         }
-        # Of one in a step on its way nothing is left to do where no step is scheduled ahead of its tokens.
-        decodes = [
-            request for request in self.running if not is_prompt[request.request_id] and left_tokens(request) > 0
-        ]
-        line = [request for request in self.running if is_prompt[request.request_id] and left_tokens(request) > 0]
+        # A request that is in a step of a pipeline on its way is not in the next one.
+        running = [r for r in self.running if left_tokens(r) > 0 and self._is_eligible(r)]
+        decodes = [request for request in running if not is_prompt[request.request_id]]
+        line = [request for request in running if is_prompt[request.request_id]]
         begun = len(line)
         free = self.kv_cache_manager.block_pool.get_num_free_blocks() * self.block_size
         for request in waiting:
@@ -186,6 +185,7 @@ class PrecisionMixin(EngineControl):
             places=self.scheduler_config.max_num_seqs - len(self.running),
             pinned=self._pinned,
             may_starve=self._may_starve,
+            cuts=self._cuts,
             fullness=fullness(inside, self.scheduler_config.max_num_seqs, self.kv_cache_manager.usage),
         )
         if self._everybody_runs:
@@ -194,16 +194,23 @@ class PrecisionMixin(EngineControl):
             planned = planned._replace(resting=())
         return planned
 
+    def _is_eligible(self, request: Request) -> bool:
+        return getattr(request, "next_decode_eligible_step", 0) <= getattr(self, "current_step", 0) + 1
+
+    def _cuts(self, request: Request) -> bool:
+        """Whether a step may compute any part of a request's prompt."""
+        return self._cuts_prompts and not self.need_mamba_block_aligned_split and not request.has_encoder_inputs
+
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """The last word that vLLM asks for on how many tokens of a request a step computes."""
         if self._planned is not None:
             most = self._planned.most_tokens.get(request.request_id)
             if most is None and request.status is not RequestStatus.RUNNING:
-                most = UNPLANNED_TOKENS if self._can_mix and any(self._with_adapter_slots([request])) else 0
+                fits = self._can_mix or self._planned.is_whole
+                most = UNPLANNED_TOKENS if fits and any(self._with_adapter_slots([request])) else 0
             # A last token that vLLM has padded to as many rows as a decode with drafts has stays so.
             is_padded = num_computed_tokens + num_new_tokens > request.num_tokens
-            cuts = self._cuts_prompts and not self.need_mamba_block_aligned_split and not request.has_encoder_inputs
-            if most is not None and (most == 0 or (cuts and not is_padded)):
+            if most is not None and (most == 0 or (self._cuts(request) and not is_padded)):
                 num_new_tokens = min(num_new_tokens, most)
         tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         return tokens

@@ -50,8 +50,8 @@ class FuseQuantiser(InductorPass):  # type: ignore[misc]
 
 
 def install(config: VllmConfig) -> None:
-    """Have vLLM run the pass, in every process that compiles this engine's graphs."""
-    config.compilation_config.inductor_compile_config[current_platform.pass_key] = FuseQuantiser()
+    """Have vLLM run the pass, in every process that compiles this engine's graphs, unless another one has its place."""
+    config.compilation_config.inductor_compile_config.setdefault(current_platform.pass_key, FuseQuantiser())
 
 
 def is_installed(config: VllmConfig) -> bool:

@@ -49,6 +49,7 @@ class EngineControl(RequestClasses):
     def nestedfp_warmed_up(self) -> None:
         """Forget how long the warm-up's steps took, so that nobody takes a cold start for an overload."""
         self._totals.forget_durations()
+        self._watch.use(self._step_costs)
 
     def nestedfp_step_seconds(self) -> dict[str, float]:
         """Return how many seconds the steps of each precision have taken since the start."""

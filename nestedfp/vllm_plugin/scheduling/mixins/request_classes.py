@@ -59,7 +59,7 @@ class RequestClasses(WaitingRequests):
         # Where a prompt, or an image in it, is computed in one step or not at all, a lower budget would keep it waiting for ever.
         self._cuts_prompts = settings.enable_chunked_prefill and not settings.disable_chunked_mm_input
         self._watch = DeadlineWatch(self._budget_tokens)
-        self._rows = RowSteps(self._budget_tokens, 1 + self.num_spec_tokens)
+        self._rows = RowSteps(self._budget_tokens)
         self._planned: RowStep | None = None  # while vLLM fills a step that was planned by row
         self._everybody_runs = False  # for one step: the last plan gave nobody anything, for want of blocks
         self._totals = EngineTotals()
