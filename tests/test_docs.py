@@ -85,14 +85,14 @@ def test_a_table_that_differs_from_its_data_is_found_and_written(tmp_path, capsy
 
 
 def test_a_table_has_the_rows_that_its_mark_names_and_what_they_share_once() -> None:
-    mark = "<!-- table services\n24b-one 19: vllm-fp16 default\n8b-one 66: deadlines\n24b-rows-h200 19: default\n-->\n"
+    mark = "<!-- table services\n24b-one 19: vllm-fp16 token_fraction\n8b-one 66: fp8\n24b-rows-h200 19: default\n-->\n"
     text = filled(f"{mark}<!-- /table -->", tables.TABLES)
     assert text.startswith(mark)
     assert filled(text, tables.TABLES) == text
     assert re.findall(r"^\| ([^|]*) \| ([^|]*) \| \d", text, re.MULTILINE) == [
         ("24b-one, 19/s", "`vllm serve` FP16"),
-        ("", "one precision a step"),
-        ("8b-one, 66/s", "one precision a step"),
+        ("", "`token_fraction`"),
+        ("8b-one, 66/s", "FP8 alone"),
         ("24b-rows-h200, 19/s", "**default**"),
     ]
     assert text.count("random weights") == text.count("lengths times 0.4") == 1

@@ -102,6 +102,8 @@ HOOKS = (
         """
         vllm.v1.core.sched.scheduler:Scheduler#waiting
         vllm.v1.core.sched.scheduler:Scheduler#skipped_waiting|kv_holding_waiting
+        vllm.v1.core.sched.scheduler:Scheduler#current_step
+        vllm.v1.request:Request#next_decode_eligible_step
         """,
     ),
     Hooks(

@@ -160,7 +160,8 @@ class PrecisionMixin(EngineControl):
             for r in self.running
         }
         # A request that is in a step of a pipeline on its way is not in the next one.
-        running = [r for r in self.running if left_tokens(r) > 0 and self._is_eligible(r)]
+        step = self.current_step + 1
+        running = [r for r in self.running if left_tokens(r) > 0 and r.next_decode_eligible_step <= step]
         decodes = [request for request in running if not is_prompt[request.request_id]]
         line = [request for request in running if is_prompt[request.request_id]]
         begun = len(line)
@@ -193,9 +194,6 @@ class PrecisionMixin(EngineControl):
                 del planned.most_tokens[rid]
             planned = planned._replace(resting=())
         return planned
-
-    def _is_eligible(self, request: Request) -> bool:
-        return getattr(request, "next_decode_eligible_step", 0) <= getattr(self, "current_step", 0) + 1
 
     def _cuts(self, request: Request) -> bool:
         """Whether a step may compute any part of a request's prompt."""
