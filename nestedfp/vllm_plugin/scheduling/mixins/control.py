@@ -123,9 +123,10 @@ class EngineControl(RequestClasses):
         """Return how long it is until the next token of a running request is due; infinity: of none, or the rule does not ask."""
         if rule.room_ttft_s is None or rule.exact_step_s is None:
             return inf
-        decodes = (r for r in self.running if r.request_id not in {*self._in_prompt, *self._may_starve})
+        others = self._in_prompt.keys() | self._may_starve.keys()
+        decodes = (request for request in self.running if request.request_id not in others)
         grace = rule.tpot_grace_tokens
-        return min((next_due_s(r, rule.exact_step_s, grace, now_s) for r in decodes), default=inf) - now_s
+        return min((next_due_s(each, rule.exact_step_s, grace, now_s) for each in decodes), default=inf) - now_s
 
     @property
     def _decode_rows(self) -> int:
