@@ -4,6 +4,7 @@ So a long benchmark can be run in pieces that end up in one file. A row that a l
 """
 
 import csv
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ def gpu_description() -> str:
     import torch
 
     query = ["nvidia-smi", "--query-gpu=name,clocks.sm,clocks.mem,driver_version", "--format=csv,noheader"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={visible}")
     try:
         gpu = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().replace("\n", " | ")
     except FileNotFoundError:
