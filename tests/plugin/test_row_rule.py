@@ -181,9 +181,27 @@ def test_near_the_most_that_fast_steps_compute_prompts_are_fast_until_the_load_h
     full = 620  # rows of a fast step that takes STEP_S
     assert times.predicted_s(Mode.FP8, full, with_prompts=True) == pytest.approx(STEP_S, rel=0.1)
     assert all(classes(int(0.4 * full), 0.0))
-    assert not any(classes(int(0.75 * full), 10.0))
-    assert not any(classes(int(0.6 * full), 19.0)), "it is to fall below the lower share"
+    assert not any(classes(int(0.85 * full), 10.0))
+    assert not any(classes(int(0.7 * full), 19.0)), "it is to fall below the lower share"
     assert all(classes(int(0.3 * full), 28.0))
+
+
+def test_where_prompts_were_late_an_engine_is_overloaded_sooner():
+    rule, times = RowRule(), StepTimes(COSTS)
+
+    def is_exact(began_s: float, *, late: int) -> bool:
+        """The class of the last prompt of ten seconds, of which so many in a hundred are late."""
+        for i in range(300):
+            now_s = began_s + i * STEP_S
+            fast = [Decode(now_s + 1.0, is_pinned=False)] * 340
+            line = [prompt(32, now_s + (1.0 if i % 100 >= late else -0.01))]
+            plan = rule.plan(replace(state(line, fast=fast), now_s=now_s), times)
+        return plan.chunks[0].is_exact
+
+    assert is_exact(0.0, late=0)
+    assert is_exact(10.0, late=1)
+    assert not is_exact(20.0, late=10)
+    assert is_exact(60.0, late=0), "it is careful no more"
 
 
 @pytest.mark.parametrize(("costs", "exact"), [(PLAIN, False), (COSTS, True)])

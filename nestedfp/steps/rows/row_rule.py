@@ -64,10 +64,9 @@ class RowRule:
             state: with at least one request; times that have passed are late.
             times: what steps take.
         """
-        is_over = self._load.is_over(state.now_s, times, state.step_s, state.budget_tokens, state.fullness)
+        is_over = self._load.is_over(state, times)
         plan = _Planner(state, times, closed=state.now_s < self._closed_until_s, is_over=is_over).plan()
-        decodes = len(plan.exact) + len(plan.demoted) + len(state.fast)
-        self._load.computes(state.decode_rows * decodes + sum([chunk.tokens for chunk in plan.chunks]))
+        self._load.computes(state, plan)
         if plan.demoted and not plan.is_whole:
             self._closed_until_s = state.now_s + CLOSED_S
         return plan
