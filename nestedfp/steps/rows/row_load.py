@@ -17,12 +17,12 @@ LOAD_S = 3.0  # over which rows are counted: shorter than a burst, longer than a
 # Of the rows that full steps, or shorter ones of the TPOT deadline, compute in a precision: with more the engine is overloaded,
 # until there are fewer than the second share. Chosen in the simulator: FP8's on two windows of one trace, 8B and 24B, FP16's on
 # five, 70B on two GPUs.
-OVERLOAD_SHARES = {Mode.FP8: (0.75, 0.65), Mode.FP16: (2.0, 1.2)}
+OVERLOAD_SHARES = {Mode.FP8: (0.7, 0.6), Mode.FP16: (2.0, 1.2)}
 # FP8's where of the prompts of some LATE_S more than a share came late, and where steps have one precision, so that those with exact
 # rows compute nobody's faster. All chosen as above, and on full lengths.
 CAREFUL_SHARES = (0.5, 0.4)
 LATE_S = 5.0
-LATE_SHARE = 0.02
+LATE_SHARE = 0.01
 FULL = (1.0, 0.85)  # the same of ``RowState.fullness``
 
 
