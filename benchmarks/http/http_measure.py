@@ -1,9 +1,9 @@
 """Puts one load on one system and returns what it did: figures of the client, processor time of the system's processes."""
 
-import contextlib
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from benchmarks.http.http_procs import path_s, tree, used_s
 from benchmarks.http.http_systems import RunningSystem
 from loadtest.calibrate import tokens_between
 from loadtest.report.error_kinds import error_kinds, most_frequent
-from loadtest.sender.background import BackgroundLoad
-from loadtest.sender.plan import CUT
+from loadtest.sender.dispatch import run_plan
+from loadtest.sender.plan import CUT, SendPlan
 from workload.percentiles import Percentiles, percentiles
 from workload.records import RequestRecord
 
@@ -52,19 +52,36 @@ def measure(system: RunningSystem, load: HttpLoad, senders: int = 1) -> Measurem
         RuntimeError: not one request of the window was answered.
         loadtest.errors.DispatchError: a sender failed.
     """
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(senders) as pool:
         plans = [load.plan(system.url, system.model_id, Path(folder) / f"{n}.jsonl", n) for n in range(senders)]
-        loads = [stack.enter_context(BackgroundLoad(plan)) for plan in plans]
-        begin_s = max(each.start_s() for each in loads) + load.warm_s
+        begun: list[Future[float]] = [Future() for _ in plans]
+        sent = [pool.submit(_send, plan, each) for plan, each in zip(plans, begun, strict=True)]
+        begin_s = max(each.result() for each in begun) + load.warm_s
         time.sleep(max(0.0, begin_s - time.monotonic()))
         begin_s, before = time.monotonic(), tree(system.pid)
         time.sleep(load.window_s)
         end_s, after = time.monotonic(), tree(system.pid)
-        records = [record for each in loads for record in each.whole()]
+        records = [record for each in sent for record in each.result()]
     found = figures(records, begin_s, end_s)
     if not found.requests:
         raise RuntimeError(f"{load.name}: no request was answered: {found.errors or 'none began in the window'}")
     return replace(found, spent_s=used_s(before, after))
+
+
+def _send(plan: SendPlan, begun: "Future[float]") -> list[RequestRecord]:
+    """Send a plan; tell when it begins, by ``time.monotonic``, and return its requests by the same clock."""
+
+    def tick(elapsed_s: float, _: object) -> None:
+        if not begun.done():
+            begun.set_result(time.monotonic() - elapsed_s)
+
+    try:
+        records = run_plan(plan, tick)
+    except Exception as error:
+        if not begun.done():
+            begun.set_exception(error)
+        raise
+    return [each.model_copy(update={"intended_s": begun.result() + each.intended_s}) for each in records]
 
 
 def figures(records: Sequence[RequestRecord], begin_s: float, end_s: float) -> Measurement:

@@ -41,7 +41,7 @@ class Sender:
         self._key = key
         self.start_s = 0.0
         self.recorded: set[int] = set()
-        self.ending = Event()  # no more requests begin
+        self.ended = Event()  # of the closed loop: no more requests begin
         self.sent = 0
         self.errors = 0
         self._closed_loop = itertools.count()
@@ -177,9 +177,9 @@ class ProbeUser(User):
     @task
     def fire(self) -> None:
         """Send the next request of the list; after a failure pause, so that a service that refuses is not flooded."""
-        if self.sender.ending.is_set():
+        if self.sender.ended.is_set():
             raise StopUser
         index = self.sender.next_closed_index()
         body = self.sender.body(index)
         if not self.sender.send(index, self.sender.now_s(), body, self.environment.events.request.fire):
-            self.sender.ending.wait(FAILED_PAUSE_S)  # the kill that cut a request has been taken note of, and spent
+            self.sender.ended.wait(FAILED_PAUSE_S)  # the kill that cut a request has been taken note of, and spent

@@ -9,7 +9,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -22,7 +21,6 @@ from loadtest import REPO_ROOT
 from loadtest.errors import DispatchError, InputError, LoadtestError, ServiceError
 from loadtest.report.run_summary import cached_prompt_share
 from loadtest.runner import planned
-from loadtest.sender.background import BackgroundLoad
 from loadtest.sender.dispatch import run_plan
 from loadtest.sender.plan import Event, SendPlan
 from loadtest.sender.prompts import completion_body
@@ -88,15 +86,6 @@ def test_requests_leave_on_time_although_earlier_ones_still_wait(service, tmp_pa
     assert max(record.ttft_ms for record in records) > 900
     assert max(event.in_flight for event in events) > 1
     assert (events[-1].done, events[-1].errors, events[-1].in_flight) == (10, 0, 0)
-
-
-def test_told_to_end_it_begins_no_more_requests_and_waits_for_those_in_flight(service, tmp_path):
-    began_s = time.monotonic()
-    with BackgroundLoad(make_plan(service, tmp_path, [0.0, 60.0], tokens=30)) as sent:
-        time.sleep(sent.start_s() + 0.3 - time.monotonic())
-        records = sent.end()
-    assert [(record.index, record.error, record.output_tokens) for record in records] == [(0, None, 30)]
-    assert began_s < records[0].intended_s <= records[0].sent_s < time.monotonic() < began_s + 40
 
 
 def test_every_chunk_has_its_own_time(service, tmp_path):
