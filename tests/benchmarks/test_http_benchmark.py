@@ -57,7 +57,7 @@ def test_only_the_window_counts_and_merged_tokens_count_as_many():
     assert found == {
         "tokens_per_s": f"{1 + 3 + 1.5:.2f}",
         "ttft_p50_ms": "200.00",
-        "ttft_p99_ms": "299.00",
+        "ttft_p99_ms": "298.00",
         "tpot_p50_ms": "225.00",
         "path_cpu_us_per_token": f"{0.011 * 1e6 / 5.5:.2f}",
         "requests": 2,
