@@ -17,6 +17,7 @@ from experiments.config import Experiment, ExperimentError, Kill, Run
 from loadtest.config import LoadtestConfig
 from loadtest.errors import LoadtestError
 from loadtest.progress import Progress
+from loadtest.service.admin import ServiceClient
 from loadtest.session import run_loadtest
 from workload.traces import TraceError
 
@@ -109,7 +110,8 @@ class Campaign:
                 for seed, rate, run in cells:
                     if system == "nestedfp":
                         limit_s = min(REPLICAS_LIMIT_S, max(0.0, deadline_s - time.monotonic()))
-                        systems.wait_until_whole(service.url, self.experiment.replicas, limit_s, self.say)
+                        with ServiceClient(service.url, None) as client:
+                            systems.wait_until_whole(client, self.experiment.replicas, limit_s, self.say)
                     if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:
                         self.say(f"no time left for {run.name} at {rate:g} requests/s, seed {seed}")
                         whole = False
