@@ -67,9 +67,8 @@ FLOORS = {
         ("errors",),
         ("engine",),
         ("cluster",),
-        ("simulation_summary", "output"),
+        ("simulation_summary",),
         ("bench",),
-        ("arguments",),
         ("run",),
         ("fit",),
         ("__main__",),
@@ -92,8 +91,6 @@ SHARED_NAMES = {"State", "ControllerActor"}
 # Files that may do I/O. The trace reader parses time stamps, but reads no clock.
 DRIVERS = (
     "controller/live/",
-    "simulator/arguments.py",
-    "simulator/output.py",
     "simulator/run.py",
     "simulator/engine/cost_table.py",
     "simulator/fit/",

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from nestedfp.modes import Mode
-from simulator.arguments import make_parser
 from simulator.engine.cost_table import TABLE, EngineLimits, EngineTable, FitError, StepTimeModel, write_table
 from simulator.errors import SimulationError
 from simulator.fit import observations as obs
@@ -112,7 +111,12 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments."""
-    parser = make_parser("fit", __doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m simulator fit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "--steps-csv", type=Path, nargs="+", metavar="CSV", required=True, help="single steps, of an engine each"
     )

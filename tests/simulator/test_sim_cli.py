@@ -9,7 +9,7 @@ import pytest
 from sim_builders import FP8, FP16, exit_status, make_arrivals
 
 from simulator import run
-from simulator.bench import Load, make_config, make_requests
+from simulator.bench import arrivals, make_config, make_requests
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import StepTimeModel, read_table
 from simulator.errors import SimulationError
@@ -27,14 +27,14 @@ STEP_HEADER = ",".join(observations.STEP_COLUMNS)
 
 def test_a_trace_is_brought_to_a_rate_and_what_no_engine_computes_is_repaired():
     trace = make_arrivals((0.0, 1, 1), (10.0, 0, 5), (11.0, 5, 0), (12.0, 4000, 97), (30.0, 1, 1))
-    load = Load(trace, 5.0, 20.0)
-    assert load.arrivals(None, 0) == make_arrivals((5.0, 0, 5), (6.0, 5, 0), (7.0, 4000, 97))
-    sizes = [(each.prompt_tokens, each.output_tokens) for each in make_requests(load.arrivals(None, 0), Scenario())]
+    window = arrivals(trace, 5.0, 20.0, None, 0)
+    assert window == make_arrivals((5.0, 0, 5), (6.0, 5, 0), (7.0, 4000, 97))
+    sizes = [(each.prompt_tokens, each.output_tokens) for each in make_requests(window, Scenario())]
     assert sizes == [(1, 5), (5, 1), (4000, 97)]
-    assert len(load.arrivals(0.1, 0)) == 2
-    assert len(Load(trace).arrivals(0.1, 0)) == 3
+    assert len(arrivals(trace, 5.0, 20.0, 0.1, 0)) == 2
+    assert len(arrivals(trace, 0.0, None, 0.1, 0)) == 3
     with pytest.raises(TraceError, match=r"from 100 s holds no request \(the trace ends at 30 s\)"):
-        Load(trace, 100.0, 20.0).arrivals(None, 0)
+        arrivals(trace, 100.0, 20.0, None, 0)
 
 
 def test_poisson_arrivals_are_poisson_and_bursts_are_not():
@@ -201,10 +201,10 @@ def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
         (("--trace", "{trace}", "--policy", "static_fp16", "--start", "9999"), "choose another --start"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--table", "{trace}"), "not an engine table"),
         (("--trace", "{trace}", "--policy", "static_fp16", "--config", "{trace}"), "expected keys and values"),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--json", "no/such/folder.json"), "does not exist"),
+        (("--trace", "{trace}", "--policy", "static_fp16", "--json", "no/such/folder.json"), "expected a file in a"),
         (
             ("--trace", "{trace}", "--policy", "static_fp16", "--json", "simulator"),
-            "expected a file to write, got a folder",
+            "--json: expected a file in a folder that exists, got simulator",
         ),
         (("--trace", "{trace}", "--policy", "static_fp16", "--rate", "1e-9"), "less than one request"),
         (
