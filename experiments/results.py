@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -183,24 +182,3 @@ def read(folder: Path) -> Results:
         raise ExperimentError(
             f"{folder / KEPT}: of another version ({_first_key(error)}); sum the reports up again, without --add"
         ) from error
-
-
-def interval(cells: Sequence[Cell]) -> tuple[float, float]:
-    """Return how far the share within the SLO reaches: over the seeds, or of one seed the bootstrap's interval."""
-    if len(cells) == 1:
-        return cells[0].slo_attainment_low, cells[0].slo_attainment_high
-    return min(c.slo_attainment for c in cells), max(c.slo_attainment for c in cells)
-
-
-def groups(results: Results) -> dict[tuple[float, str], list[Cell]]:
-    """Return the cells by rate and policy, in that order, seeds together."""
-    found: dict[tuple[float, str], list[Cell]] = {}
-    order = list(dict.fromkeys(cell.policy for cell in results.runs))
-    for cell in sorted(results.runs, key=lambda c: (c.rate_rps, order.index(c.policy), c.seed)):
-        found.setdefault((cell.rate_rps, cell.policy), []).append(cell)
-    return found
-
-
-def mean(values: Any) -> float:
-    """Return the mean of an iterable of numbers."""
-    return float(np.mean(list(values)))

@@ -60,11 +60,15 @@ def test_every_table_shows_what_was_measured(capsys) -> None:
 def test_a_table_that_differs_from_its_data_is_found_and_written(tmp_path, capsys) -> None:
     (tmp_path / "docs").mkdir()
     page = tmp_path / "README.md"
-    page.write_text("before\n<!-- table readme -->\n| 99.9 |\n<!-- /table -->\nbehind\n")
+    page.write_text(
+        "before\n<!-- table engine h100-engine\nllama-8b 256 512: 1\n-->\n| 99.9 |\n<!-- /table -->\nbehind\n"
+    )
     assert tables.main(["--check"], tmp_path) == 1
     assert "99.9" in page.read_text()
     assert tables.main([], tmp_path) == tables.main(["--check"], tmp_path) == 0
-    assert page.read_text().startswith("before\n<!-- table readme -->\n`python -m experiments run")
+    assert page.read_text().startswith(
+        "before\n<!-- table engine h100-engine\nllama-8b 256 512: 1\n-->\n`python -m benchmarks.engine"
+    )
     assert page.read_text().endswith("|\n<!-- /table -->\nbehind\n")
     for mark in (
         "<!-- table no-such -->\n<!-- /table -->",
