@@ -19,21 +19,13 @@ LATE_MS = 50.0  # lateness from which the client disturbs what it measures
 LATE_SHARE = 0.01  # of the requests; with more of them late the run says nothing about the service
 
 
-class RunSummary(FrozenModel):
-    """The numbers of one policy's run."""
+class LoadFigures(FrozenModel):
+    """What is told of one run under one load, here and in the summary of an experiment."""
 
-    policy: Policy
+    policy: str
     requests: int
-    errors: int
-    error_kinds: dict[str, int]
-    rate_rps: float  # offered: planned requests over the arrival window
-    duration_s: float  # of the arrival window
-    drained_s: float  # end of the last answer
-    slo: Slo
     ttft_ms: Percentiles
     tpot_ms: Percentiles
-    itl_ms: Percentiles  # single gaps between chunks, all requests together
-    dispatch_lag_ms: Percentiles
     slo_attainment: float
     goodput_rps: float
     output_tokens_per_s: float  # over the arrival window and the drain
@@ -44,11 +36,25 @@ class RunSummary(FrozenModel):
     switches: int | None  # all replicas together, from status
     k_changes_per_minute: float | None = None  # of the number of exact replicas, from status; None: not reported
     fp8_reasons: dict[str, int] | None = None  # FP8 steps, likewise, by what asked for them; None: not told
+    late_starts: int  # requests that left more than 50 ms late
+    valid: bool  # the client was on time, and at least one request was answered
+
+
+class RunSummary(LoadFigures):
+    """The numbers of one policy's run."""
+
+    policy: Policy
+    errors: int
+    error_kinds: dict[str, int]
+    rate_rps: float  # offered: planned requests over the arrival window
+    duration_s: float  # of the arrival window
+    drained_s: float  # end of the last answer
+    slo: Slo
+    itl_ms: Percentiles  # single gaps between chunks, all requests together
+    dispatch_lag_ms: Percentiles
     max_waiting: int | None
     replicas_fewest: int | None = None  # whose engines answered at any time of the run; None: no status
     replicas_most: int | None = None
-    late_starts: int  # requests that left more than 50 ms late
-    valid: bool  # the client was on time, and at least one request was answered
     invalid_because: str | None = None
     path_saturated_share: float | None = None  # of the samples: the HTTP frontend was the limit; None: no status
 
