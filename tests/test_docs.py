@@ -10,7 +10,7 @@ from controller.config import ControllerConfig, LadderConfig
 from controller.policies import POLICIES
 from deploy.config import DeployConfig, EngineSection, HttpSection, ModelSection
 from docs.draw import __main__ as draw
-from docs.draw import architecture, bits, burst, scaling
+from docs.draw import architecture, bits, burst
 from docs.tables import __main__ as tables
 from docs.tables.marks import MarkError, filled
 
@@ -211,10 +211,3 @@ def test_the_help_of_the_pictures_draws_none(capsys, monkeypatch):
         draw.main(["--help"])
     assert caught.value.code == 0
     assert "Draws the pictures of the documents" in capsys.readouterr().out
-
-
-def test_the_pictures_are_drawn_and_named(capsys, monkeypatch):
-    for name, picture in {"a.svg": architecture, "b.svg": bits, "c.svg": burst, "d.svg": scaling}.items():
-        monkeypatch.setattr(picture, "draw", lambda name=name: Path(name))
-    draw.main([])
-    assert set(capsys.readouterr().out.splitlines()) == {f"drawn: {each}.svg" for each in "abcd"}

@@ -60,14 +60,3 @@ def test_what_engines_of_more_ranks_timed_at_their_start_is_near_what_one_rank_s
         if tokens <= most:
             assert fp16_ms == pytest.approx(float(row["fp16_ms"]), rel=fp16_off)
             assert fp8_ms == pytest.approx(float(row["fp8_ms"]), rel=fp8_off)
-
-
-def test_more_ranks_shorten_the_weights_part_and_add_sums():
-    table, shape = read_table(TABLE_24B), SHAPES["mistral-24b"]
-    two, four = (other_ranks.derive(table, shape, shape, ranks) for ranks in (2, 4))
-    sums_ms = 2 * shape.layers * other_ranks.ALL_REDUCE_US * 1e-3
-    rest_ms = 2 * table.fp8.fixed_ms - table.fp16.fixed_ms  # of one step, whatever its weights
-    weights_ms = table.fp16.fixed_ms - rest_ms
-    assert two.fp16.fixed_ms == pytest.approx(rest_ms + weights_ms / 2 + sums_ms)
-    assert four.fp16.fixed_ms == pytest.approx(rest_ms + weights_ms / 4 + sums_ms)
-    assert four.engine.kv_tokens > 2 * two.engine.kv_tokens > 4 * table.engine.kv_tokens

@@ -227,28 +227,21 @@ def test_the_service_stops_with_the_block_and_takes_directives(tmp_path):
         service.status()
 
 
-def test_a_service_that_ends_or_hangs_at_its_start_is_reported(tmp_path):
-    log_path = tmp_path / "log"
-    with (
-        pytest.raises(ServiceError, match=r"exit status 3 before it was ready.*no model"),
-        started_service([sys.executable, "-c", "print('no model'); exit(3)"], log_path, 20.0, lambda _: None),
-    ):
-        pass
-    with (
-        pytest.raises(ServiceError, match=r"exit status 2 before it was ready.*Traceback"),
-        started_service([sys.executable, "-c", "print('Traceback'); exit(2)"], log_path, 20.0, lambda _: None),
-    ):
-        pass
-    refuse = "print('warning: old'); print('error: a.yaml:'); print('b: unknown key'); print('c: too small'); exit(2)"
-    with (
-        pytest.raises(InputError, match=r"^a\.yaml: b: unknown key \| c: too small; the service's output is in .*log$"),
-        started_service([sys.executable, "-c", refuse], log_path, 20.0, lambda _: None),
-    ):
-        pass
-    with (
-        pytest.raises(ServiceError, match=r"did not print 'ready .* within 0.5 s"),
-        started_service([sys.executable, "-c", "import time; time.sleep(60)"], log_path, 0.5, lambda _: None),
-    ):
+REFUSED = "print('warning: old'); print('error: a.yaml:'); print('b: unknown key'); print('c: too small'); exit(2)"
+
+
+@pytest.mark.parametrize(
+    ("code", "limit_s", "error", "said"),
+    [
+        ("print('no model'); exit(3)", 20.0, ServiceError, r"exit status 3 before it was ready.*no model"),
+        ("print('Traceback'); exit(2)", 20.0, ServiceError, r"exit status 2 before it was ready.*Traceback"),
+        (REFUSED, 20.0, InputError, r"^a\.yaml: b: unknown key \| c: too small; the service's output is in .*log$"),
+        ("import time; time.sleep(60)", 0.5, ServiceError, r"did not print 'ready .* within 0.5 s"),
+    ],
+)
+def test_a_service_that_ends_or_hangs_at_its_start_is_reported(code, limit_s, error, said, tmp_path):
+    command = [sys.executable, "-c", code]
+    with pytest.raises(error, match=said), started_service(command, tmp_path / "log", limit_s, lambda _: None):
         pass
 
 

@@ -15,42 +15,33 @@ pytestmark = pytest.mark.slow
 FAKE = [sys.executable, str(Path(__file__).parents[1].joinpath("loadtest_fake_service.py"))]
 
 
+URL = "--url http://127.0.0.1:1"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        ([], "give either --config FILE (starts the service) or --url URL"),
-        (["--config", "x", "--url", "http://127.0.0.1:1"], "give either --config FILE"),
-        (["--url", "http://10.0.0.1:8000"], "the load goes to this machine only"),
-        (
-            ["--url", "http://10.0.0.1:8000", "--allow-host", "10.0.0.2"],
-            "or 10.0.0.2 as --allow-host says, got '10.0.0.1'",
-        ),
-        (["--config", "x", "--allow-host", "a"], "--allow-host and --admin-key-file are for a running service"),
-        (["--url", "127.0.0.1:8000"], "expected a URL such as http://127.0.0.1:8000, got '127.0.0.1:8000'"),
-        (
-            ["--url", "http://127.0.0.1:1", "--policies", "fp16,fast"],
-            "--policies: expected different ones of fp16,fp8,",
-        ),
-        (
-            ["--url", "http://127.0.0.1:1", "--policies", "plain,fp16"],
-            "a plain run takes no directives and stands alone",
-        ),
-        (["--url", "http://127.0.0.1:1", "--policies", "plain vllm"], "or plain-NAME, got plain vllm"),
-        (["--url", "http://127.0.0.1:1", "--policies", "probe"], "got probe"),
-        (["--url", "http://127.0.0.1:1", "--policies", "fp16,fp16"], "expected different ones of fp16,fp8,adaptive"),
-        (["--url", "http://127.0.0.1:1", "--policies", ","], "got none"),
-        (["--url", "http://127.0.0.1:1", "--duration", "-5"], "--duration: Input should be greater than 0, got -5"),
-        (
-            ["--url", "http://127.0.0.1:1", "--duration", "1e9"],
-            "--duration: Input should be less than or equal to 3600",
-        ),
-        (["--url", "http://127.0.0.1:1", "--duration", "nan"], "--duration: Input should be"),
-        (["--url", "http://127.0.0.1:1", "--bogus"], "unrecognized arguments: --bogus"),
+        ("", "give either --config FILE (starts the service) or --url URL"),
+        (f"--config x {URL}", "give either --config FILE"),
+        ("--url http://10.0.0.1:8000", "the load goes to this machine only"),
+        ("--url http://10.0.0.1:8000 --allow-host 10.0.0.2", "or 10.0.0.2 as --allow-host says, got '10.0.0.1'"),
+        ("--config x --allow-host a", "--allow-host and --admin-key-file are for a running service"),
+        ("--url 127.0.0.1:8000", "expected a URL such as http://127.0.0.1:8000, got '127.0.0.1:8000'"),
+        (f"{URL} --policies fp16,fast", "--policies: expected different ones of fp16,fp8,"),
+        (f"{URL} --policies plain,fp16", "a plain run takes no directives and stands alone"),
+        (f"{URL} --policies plain=vllm", "or plain-NAME, got plain=vllm"),
+        (f"{URL} --policies probe", "got probe"),
+        (f"{URL} --policies fp16,fp16", "expected different ones of fp16,fp8,adaptive"),
+        (f"{URL} --policies ,", "got none"),
+        (f"{URL} --duration -5", "--duration: Input should be greater than 0, got -5"),
+        (f"{URL} --duration 1e9", "--duration: Input should be less than or equal to 3600"),
+        (f"{URL} --duration nan", "--duration: Input should be"),
+        (f"{URL} --bogus", "unrecognized arguments: --bogus"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message, capsys):
+def test_wrong_arguments_are_named(words, message, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(arguments)
+        main(words.split())
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
 

@@ -38,17 +38,19 @@ def test_every_token_is_counted_once_and_pinned_requests_are_exact(ahead: bool, 
         for request in requests:
             request.pinned = not others and rng.random() < 0.2
             engine.advance(request.arrived_s)
+            assert 0 <= engine.used_blocks <= engine.total_blocks
             if rng.random() < others:
                 engine.direct(*rng.choice(DIRECTIVES))
             engine.add(request.arrived_s, request)
         engine.direct(*DIRECTIVES[0])
         engine.advance(1e9)
         assert not engine.busy
-        assert engine.used_blocks == engine.waiting_tokens == 0
+        assert engine.used_blocks == engine.waiting_tokens == engine.ongoing == 0
         computed = 0
         for request in requests:
             fp8 = request.prompt_fp8 + request.completion_fp8
             assert request.outcome == "finished"
+            assert request.arrived_s < request.first_s <= request.finished_s
             assert request.prompt_fp16 + request.prompt_fp8 == request.prompt_tokens
             assert request.completion_fp16 + request.completion_fp8 == request.output_tokens
             assert not (request.pinned and fp8), "a pinned request in FP8"
