@@ -28,7 +28,6 @@ from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
 
 RESULT = Path(__file__).parents[1] / "results" / "h100-engine.csv"
 COLUMNS = ("model", "option", "system", "batch", "input_tokens", "output_tokens", "tokens_per_s")
-KEYS = 6
 SYSTEMS: dict[str, dict[str, Any]] = {
     "vllm_fp16": {"worker_cls": PLAIN_WORKER},
     "vllm_fp8": {"worker_cls": PLAIN_WORKER, "quantization": "fp8"},
@@ -80,7 +79,7 @@ def measure(args: argparse.Namespace, model: str, system: str, comments: list[st
                 rate = batch * tokens_out / statistics.median(times_s)
                 row = [model, args.option, name, batch, tokens_in, tokens_out, round(rate, 1)]
                 print(*row, flush=True)
-                results_csv.merge(args.out, COLUMNS, KEYS, [row], [*comments, ready])
+                results_csv.merge(args.out, COLUMNS, COLUMNS[:6], [row], [*comments, ready])
 
 
 def modes_of(system: str, llm: Any) -> Iterator[str]:

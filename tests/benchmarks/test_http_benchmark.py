@@ -12,7 +12,7 @@ from live_service import wait_until
 from processes import ROOT
 
 from benchmarks.engine import engine_shapes
-from benchmarks.http import http_load, http_path, http_procs, http_systems
+from benchmarks.http import http_path, http_procs, http_systems
 from benchmarks.http.http_load import HttpLoad
 from benchmarks.http.http_measure import figures
 from benchmarks.timed.timed_steps import Positions, StepClock
@@ -64,13 +64,6 @@ def test_only_the_window_counts_and_merged_tokens_count_as_many():
         "errors": "1 x HTTP 503: full",
     }
     assert figures([], 0.0, 1.0, 0.1)["path_cpu_us_per_token"] == ""
-
-
-def test_arrivals_are_the_same_for_every_system_at_about_the_rate():
-    times = http_load.arrivals(50.0, 20.0)
-    assert times == sorted(times) == http_load.arrivals(50.0, 20.0)
-    assert 850 < len(times) < 1150
-    assert times[-1] < 20.0
 
 
 def test_an_open_loop_has_arrivals_and_a_closed_one_streams(tmp_path):
