@@ -63,7 +63,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress, key: str | None = N
         _results_folder(config.out / started.strftime("%Y%m%dT%H%M%SZ"), progress) as out_dir,
         _service(config, key, out_dir, progress) as service,
     ):
-        model, served_context = service.model(config.model)
+        model, served_context = service.model()
         context = config.context_tokens or served_context or DEFAULT_CONTEXT_TOKENS
         service_slo = service.slo()
         lengths = Lengths(context, config.length_scale, config.max_prompt_tokens, config.max_output_tokens)

@@ -90,10 +90,6 @@ def _cautions(run: RunSummary) -> list[str]:
             f"Caution: {name}: the HTTP frontend was the limit in {_percent(run.path_saturated_share or 0)} of the samples, by the "
             "service's own status. Precision changes little of such latencies."
         )
-    if run.policy not in NAMES and run.switches is not None:
-        cautions.append(
-            f"Caution: {name}: the server has a controller, which chose the precision; --policies fp16,fp8,adaptive directs it."
-        )
     if (kept := run.exact_answer_share_of_pinned) is not None and kept < 1.0:
         cautions.append(f"Caution: {name}: only {_percent(kept)} of the answers that must be exact were exact.")
     if run.requests < FEW_REQUESTS:

@@ -175,15 +175,6 @@ def test_a_load_test_of_which_nothing_was_answered_fails_and_says_why(answered, 
         assert f"loadtest: plain: {run['invalid_because']}" in told.err
 
 
-def test_a_model_that_is_not_served_is_said_before_a_request_is_sent(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
-    flags = f"--policies plain --model other {GIVEN}"
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
-        assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 2
-    assert f"--model: expected one that {url} serves, fake-model, got other" in capsys.readouterr().err
-    assert list((tmp_path / "runs").iterdir()) == []
-
-
 def test_a_server_without_a_controller_is_told_how_to_be_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
     with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
