@@ -180,12 +180,6 @@ def test_every_file_that_a_manual_names_by_the_end_of_its_path_is_there(manual: 
     assert not set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", manual.read_text())) - ends
 
 
-def test_the_simulators_manual_names_each_of_its_parts_by_a_path() -> None:
-    """A bare file name goes stale without a word when the file moves."""
-    text = (ROOT / "docs" / "simulator.md").read_text()
-    assert not re.findall(r"`[a-z_]+\.py`", text)
-
-
 def test_the_readme_says_of_the_burst_what_its_picture_shows() -> None:
     shown = re.findall(r"<!-- [^>]*: ([0-9.]+ %) within the SLO -->", (ROOT / "docs/pictures/burst.svg").read_text())
     said = (ROOT / "README.md").read_text().partition("![One burst")[2].partition("##")[0]
