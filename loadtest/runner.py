@@ -41,8 +41,10 @@ def run_policy(
     def take(at_s: float) -> None:
         """Look at the service, where it is directed; a look that fails is left out."""
         nonlocal failed
+        if policy not in DIRECTIVES:
+            return
         try:
-            status = service.status() if policy in DIRECTIVES else None
+            status = service.status()
         except ServiceError:
             failed += 1
             if failed >= MOST_FAILED_POLLS:
@@ -103,8 +105,8 @@ def _session(arrival: Arrival, seed: int, share: float) -> str | None:
 
 def _shown(samples: Sequence[TimelineSample]) -> str:
     """What the service said last, for the progress line."""
-    status = samples[-1].status if samples else None
-    if status is None:
+    if not samples:
         return ""
+    status = samples[-1].status
     modes = "+".join(sorted({replica.mode for replica in status.replicas})) or status.mode
     return f"; {status.waiting} waiting, mode {modes}"

@@ -134,7 +134,7 @@ class TimelineSample(FrozenModel):
 
     policy: Policy
     at_s: float
-    status: ServiceStatus | None  # None: the server has none
+    status: ServiceStatus
 
 
 def mean_tpot_ms(chunk_ms: Sequence[float], output_tokens: int) -> float | None:

@@ -12,7 +12,7 @@ from loadtest.report.error_kinds import error_kinds, most_frequent
 from nestedfp.answers import Answer
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
-from workload.records import Policy, RequestRecord, ServiceReplica, ServiceStatus, TimelineSample
+from workload.records import Policy, RequestRecord, ServiceReplica, TimelineSample
 from workload.slo import Slo
 
 LATE_MS = 50.0  # lateness from which the client disturbs what it measures
@@ -105,17 +105,12 @@ def exact_answer_share(records: Iterable[RequestRecord], asked: str | None = Non
     return sum(told) / len(told) if told else None
 
 
-def statuses(samples: Iterable[TimelineSample]) -> list[ServiceStatus]:
-    """The statuses of the samples that have one."""
-    return [sample.status for sample in samples if sample.status is not None]
-
-
 def counter_growth(samples: Sequence[TimelineSample], count_of: Callable[[ServiceReplica], int]) -> int:
     """Growth of a counter over the run, summed over replicas; one that falls has started again at zero."""
     growth = 0
-    for before, after in pairwise(statuses(samples)):
-        old = {replica.id: count_of(replica) for replica in before.replicas}
-        for replica in after.replicas:
+    for before, after in pairwise(samples):
+        old = {replica.id: count_of(replica) for replica in before.status.replicas}
+        for replica in after.status.replicas:
             count = count_of(replica)
             if replica.id in old:
                 growth += count - old[replica.id] if count >= old[replica.id] else count
@@ -124,7 +119,10 @@ def counter_growth(samples: Sequence[TimelineSample], count_of: Callable[[Servic
 
 def exact_replica_changes(samples: Sequence[TimelineSample]) -> int:
     """How often the number of replicas that the controller wants exact was another one than in the sample before."""
-    exact = [sum(replica.directed == "fp16" for replica in status.replicas) for status in statuses(samples)]
+    exact = [
+        sum(replica.directed == "fp16" for replica in status.replicas)
+        for status in (sample.status for sample in samples)
+    ]
     return sum(before != after for before, after in pairwise(exact))
 
 
@@ -134,8 +132,8 @@ def fp8_reasons(samples: Sequence[TimelineSample]) -> dict[str, int] | None:
     def growth(name: str) -> int:
         return counter_growth(samples, lambda replica: replica.fp8_reasons.get(name, 0))
 
-    names = {name for status in statuses(samples) for replica in status.replicas for name in replica.fp8_reasons}
-    if not names or len(statuses(samples)) < 2:
+    names = {name for sample in samples for replica in sample.status.replicas for name in replica.fp8_reasons}
+    if not names or len(samples) < 2:
         return None
     grown = {name: count for name in sorted(names) if (count := growth(name))}
     return dict(sorted(grown.items(), key=lambda item: -item[1]))
@@ -150,7 +148,7 @@ def summarise(
     count = len(records)
     ends_s = [record.intended_s + record.latency_ms / 1e3 for record in records if record.latency_ms is not None]
     drained_s = max([duration_s, *ends_s])
-    told = statuses(samples)
+    told = [sample.status for sample in samples]
     late = sum(r.dispatch_lag_ms is not None and r.dispatch_lag_ms > LATE_MS for r in records)
     kinds = error_kinds(record.error for record in records if record.error is not None)
     invalid = _invalid(late, kinds, count)

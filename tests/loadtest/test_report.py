@@ -10,7 +10,6 @@ from loadtest.report.plots import is_exact, shares_over_time
 from loadtest.report.run_summary import meets_ttft, summarise
 from loadtest.report.verdict import verdict
 from loadtest.report.write import HEADER, LoadSummary, Summary, render_html, report_lines, write_report
-from workload.records import TimelineSample
 
 
 def make_summary(**overrides: object) -> Summary:
@@ -46,8 +45,7 @@ def make_summary(**overrides: object) -> Summary:
 
 def test_a_run_against_a_server_without_status_is_reported(tmp_path):
     records = [make_record(i, policy="plain-vllm", precision_tokens=None) for i in range(200)]
-    samples = [TimelineSample(policy="plain-vllm", at_s=float(i), status=None) for i in range(1, 200)]
-    run = summarise(records, samples, SLO, 200.0)
+    run = summarise(records, (), SLO, 200.0)
     assert (run.path_saturated_share, run.switches, run.fp16_token_share) == (None, None, None)
     summary = make_summary(runs=(run,), verdict=verdict([run]))
     text = write_report(tmp_path, summary, {"plain-vllm": records}).read_text()
