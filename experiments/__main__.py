@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from benchmarks.results_csv import gpu_description
 from experiments import campaign, config, predict, results
+from simulator.errors import SimulationError
 from workload.traces import TraceError
 
 RESULTS = Path("docs") / "results"
@@ -78,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         folder = args.results / experiment.name
         if args.command == "summary" and args.add:
             found = results.joined(results.read(folder), found)
-    except (config.ExperimentError, TraceError) as error:
+    except (config.ExperimentError, SimulationError, TraceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     results.write(found, folder)
