@@ -63,16 +63,6 @@ FLOORS = {
         ("decide",),
         ("live",),
     ),
-    "simulator": (
-        ("errors",),
-        ("engine",),
-        ("cluster",),
-        ("simulation_summary",),
-        ("bench",),
-        ("run",),
-        ("fit",),
-        ("__main__",),
-    ),
 }
 
 # Folders that import each other, file by file without a circle. The list is to become shorter.

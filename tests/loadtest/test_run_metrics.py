@@ -6,15 +6,7 @@ from loadtest_builders import SLO, failed, make_record, make_sample
 from loadtest.report.run_summary import counter_growth, exact_answer_share, fp8_reasons, summarise
 from loadtest.report.verdict import verdict
 from loadtest.report.write import table_row
-from workload.percentiles import percentiles
 from workload.records import PrecisionTokens, ServiceStatus, TimelineSample
-
-
-def test_percentiles_interpolate_and_nothing_gives_none():
-    values = percentiles(float(v) for v in range(101))
-    assert (values.p50, values.p90, values.p99) == (50.0, 90.0, 99.0)
-    assert percentiles([1.0, 2.0]).p90 == pytest.approx(1.9)
-    assert percentiles([]).p50 is None
 
 
 def test_a_run_is_summarised_as_by_hand():

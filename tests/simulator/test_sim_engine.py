@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from sim_builders import FP8, FP16, make_requests, make_table
+from sim_builders import FP8, FP16, drive, make_requests, make_table
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_rule import StepRule
@@ -13,17 +13,11 @@ from simulator.engine.request import SimRequest
 
 pytestmark = pytest.mark.slow
 
-FOREVER_S = 1e9
-
 
 def serve(table: EngineTable, requests: Sequence[SimRequest], mode: DirectiveMode = DirectiveMode.FP16) -> Engine:
     engine = Engine(table)
     engine.directive = mode
-    for request in requests:
-        engine.advance(request.arrived_s)
-        engine.add(request.arrived_s, request)
-    engine.advance(FOREVER_S)
-    return engine
+    return drive(engine, requests)
 
 
 def test_a_request_alone_takes_one_prefill_step_and_one_step_a_token():
@@ -65,10 +59,7 @@ def test_pins_and_step_rule_decide_like_the_live_engine():
     engine.directive, engine.rule = DirectiveMode.AUTO, rule
     small, large = make_requests((0.0, 100, 3), (1.0, 1000, 3))
     pinned = SimRequest(2, 2.0, 1000, 3, pinned=True)
-    for request in (small, large, pinned):
-        engine.advance(request.arrived_s)
-        engine.add(request.arrived_s, request)
-    engine.advance(FOREVER_S)
+    drive(engine, (small, large, pinned))
     assert (small.prompt_fp16, small.prompt_fp8) == (100, 0)
     assert (large.prompt_fp16, large.prompt_fp8, large.completion_fp8) == (0, 1000, 1)  # decodes are small steps
     assert (pinned.prompt_fp16, pinned.prompt_fp8) == (1000, 0)

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from sim_builders import make_requests, make_table
+from sim_builders import drive, make_requests, make_table
 
 from benchmarks.engine.engine_shapes import SHAPES
 from experiments.other_ranks import derive
@@ -103,10 +103,7 @@ def in_the_slo(directive: DirectiveMode, per_s: float) -> tuple[float, float]:
         now_s += rng.expovariate(per_s)
         sizes.append((now_s, rng.randint(50, 750), rng.randint(20, 150)))
     requests = make_requests(*sizes)
-    for request in requests:
-        engine.advance(request.arrived_s)
-        engine.add(request.arrived_s, request)
-    engine.advance(1e9)
+    drive(engine, requests)
     kept = [r.ttft_ms <= 190 and (r.tpot_ms or 0) <= 33.3 for r in requests]
     exact = [r.prompt_fp8 + r.completion_fp8 == 0 for r in requests]
     return sum(kept) / len(kept), sum(exact) / len(exact)
