@@ -19,22 +19,15 @@ from nestedfp.vllm_plugin.options import PluginOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 # Which runs are which column: by system, and of this service's runs by name.
-PLAIN_FP16, PLAIN_FP16_384, FP16, DEFAULT, FP8, PLAIN_FP8 = (
-    "`vllm serve` FP16",
-    "`vllm serve` FP16, 384 tokens a step",
-    "FP16 alone",
-    "**default**",
-    "FP8 alone",
-    "`vllm serve` FP8",
-)
+FP16, DEFAULT, FP8 = "FP16 alone", "**default**", "FP8 alone"
 NAMES = {
-    "vllm-fp16": PLAIN_FP16,
-    "vllm-fp16-384": PLAIN_FP16_384,
+    "vllm-fp16": "`vllm serve` FP16",
+    "vllm-fp16-384": "`vllm serve` FP16, 384 tokens a step",
     "fp16": FP16,
     "default": DEFAULT,
     "deadlines": DEFAULT,  # where steps may hold both precisions
     "fp8": FP8,
-    "vllm-fp8": PLAIN_FP8,
+    "vllm-fp8": "`vllm serve` FP8",
     "vllm-nestedfp": "`vllm serve`, nestedfp",
 }
 KNOWN_EXACT = {"vllm_fp16": 1.0, "vllm_fp8": 0.0}  # vLLM's own answers disclose nothing: one precision, always

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import sqrt
 
 from loadtest.report.error_kinds import most_frequent
-from loadtest.report.run_summary import LATE_MS, RunSummary
+from loadtest.report.run_summary import RunSummary
 
 TARGET = 0.95  # attainment from which a run "meets the SLO"
 FEW_REQUESTS = 100
@@ -75,11 +75,6 @@ def _cautions(run: RunSummary) -> list[str]:
         cautions.append(
             f"Caution: {name}: INVALID, the client was the limit: {run.invalid_because} (p99 "
             f"{run.dispatch_lag_ms.p99 or 0:.0f} ms); the lateness is in their latencies. The sender lacks CPU."
-        )
-    elif run.late_starts:
-        cautions.append(
-            f"Caution: {name}: the client was busy: {run.late_starts} requests left more than {LATE_MS:g} ms late; "
-            "this is in the latencies."
         )
     if run.replicas_fewest is not None and run.replicas_fewest < (run.replicas_most or 0):
         cautions.append(
