@@ -4,15 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from controller.config import ControllerConfig, LadderConfig
 from controller.policies import POLICIES
 from deploy.config import DeployConfig, EngineSection, HttpSection, ModelSection
 from docs.draw import __main__ as draw
-from docs.draw import architecture, bits, burst
+from docs.draw import burst
 from docs.tables import __main__ as tables
 from docs.tables.marks import MarkError, filled
+from nestedfp.format import split
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
@@ -180,6 +182,12 @@ def test_every_file_that_a_manual_names_by_the_end_of_its_path_is_there(manual: 
     assert not set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", manual.read_text())) - ends
 
 
+def test_the_picture_of_the_bits_shows_the_planes_of_the_format() -> None:
+    shown = re.findall(r'monospace">([01])<', (ROOT / "docs/pictures/bits.svg").read_text())
+    weight = torch.tensor([int("".join(shown[:16]), 2)], dtype=torch.uint16).view(torch.float16)
+    assert "".join(shown[16:]) == "".join(f"{plane.item():08b}" for plane in split(weight))
+
+
 def test_the_readme_says_of_the_burst_what_its_picture_shows() -> None:
     shown = re.findall(r"<!-- [^>]*: ([0-9.]+ %) within the SLO -->", (ROOT / "docs/pictures/burst.svg").read_text())
     said = (ROOT / "README.md").read_text().partition("![One burst")[2].partition("##")[0]
@@ -198,10 +206,9 @@ def test_every_command_of_ours_that_a_manual_names_is_there(manual: Path) -> Non
     }
 
 
-def test_the_help_of_the_pictures_draws_none(capsys, monkeypatch):
-    for picture in (architecture, bits, burst):
-        monkeypatch.setattr(picture, "draw", lambda: pytest.fail("drawn"))
+def test_the_help_of_the_plots_draws_none(capsys, monkeypatch):
+    monkeypatch.setattr(burst, "draw", lambda: pytest.fail("drawn"))
     with pytest.raises(SystemExit) as caught:
         draw.main(["--help"])
     assert caught.value.code == 0
-    assert "Draws the pictures of the documents" in capsys.readouterr().out
+    assert "Draws the plots of the documents" in capsys.readouterr().out
