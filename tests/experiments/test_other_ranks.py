@@ -24,16 +24,6 @@ def test_step_costs_of_another_shape_come_out_as_they_were_measured():
     assert derived.engine.kv_tokens == pytest.approx(measured.engine.kv_tokens, rel=0.03)
 
 
-def test_one_rank_of_the_same_shape_has_the_measured_costs():
-    table, shape = read_table(TABLE_24B), SHAPES["mistral-24b"]
-    derived = other_ranks.derive(table, shape, shape, 1)
-    assert (derived.fp16, derived.fp8, derived.engine) == (table.fp16, table.fp8, table.engine)
-    assert derived.start_costs is None is table.start_costs
-    timed = read_table(TABLE_24B_LOAD)
-    for found, known in zip(other_ranks.derive(timed, shape, shape, 1).start_costs, timed.start_costs, strict=True):
-        assert found == pytest.approx(known)
-
-
 @pytest.mark.parametrize(
     ("model", "ranks", "most", "fp16_off", "fp8_off"),
     [

@@ -10,12 +10,12 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import httpx
 import pytest
+from loadtest_builders import fake_service
 
 from loadtest import REPO_ROOT
 from loadtest.errors import DispatchError, InputError, LoadtestError, ServiceError
@@ -26,21 +26,14 @@ from loadtest.sender.plan import Event, SendPlan
 from loadtest.sender.prompts import completion_body
 from loadtest.sender.sse import lines_of, parse_stream
 from loadtest.service.admin import ServiceClient
-from loadtest.service.process import Started, started_service
+from loadtest.service.process import started_service
 from loadtest.service.target import addresses, target_url
 from workload.records import RequestRecord
 from workload.traces import Arrival
 
 pytestmark = pytest.mark.slow
 
-FAKE = [sys.executable, str(Path(__file__).parents[1].joinpath("loadtest_fake_service.py"))]
 STEP_MS = 40.0
-
-
-@contextmanager
-def fake_service(tmp_path: Path, *options: str) -> Iterator[Started]:
-    with started_service([*FAKE, *options], tmp_path / "service.log", 30.0, lambda _: None) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,14 @@
 """The command line: its errors, and one whole load test. Run: python -m pytest tests/loadtest/test_loadtest_cli.py"""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from loadtest_builders import FAKE, fake_service
 
 from loadtest import session
 from loadtest.cli import main, parse_config
-from loadtest.service.process import started_service
 
 pytestmark = pytest.mark.slow
-
-FAKE = [sys.executable, str(Path(__file__).parents[1].joinpath("loadtest_fake_service.py"))]
-
 
 URL = "--url http://127.0.0.1:1"
 
@@ -133,7 +128,7 @@ GIVEN = "--rate 10 --duration 1 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-
 
 def run_against(tmp_path, options: list[str], flags: str) -> dict:
     """A load test of a running stand-in; returns its summary."""
-    with started_service([*FAKE, *options], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
+    with fake_service(tmp_path, *options) as (url, *_):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     return json.loads((folder / "summary.json").read_text())
@@ -160,7 +155,7 @@ def test_a_load_test_of_which_nothing_was_answered_fails_and_says_why(answered, 
     flags = (
         "--policies plain --start 0 --rate 3 --duration 1 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-tpot-ms 100"
     )
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
+    with fake_service(tmp_path, "--plain") as (url, *_):
         status = main(["--url", url, "--out", str(tmp_path / "runs"), "--trace", str(trace), *flags.split()])
     (folder,) = (tmp_path / "runs").iterdir()
     (run,) = json.loads((folder / "summary.json").read_text())["runs"]
@@ -177,7 +172,7 @@ def test_a_load_test_of_which_nothing_was_answered_fails_and_says_why(answered, 
 
 def test_a_server_without_a_controller_is_told_how_to_be_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
+    with fake_service(tmp_path, "--plain") as (url, *_):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *GIVEN.split()]) == 1
     assert "a server without a controller takes no directives: give --policies plain" in capsys.readouterr().err
 
