@@ -55,16 +55,16 @@ def write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]], com
 def merge(
     path: Path,
     columns: Sequence[str],
-    keys: int | Sequence[str],
+    keys: Sequence[str],
     rows: Sequence[Sequence[Any]],
     comments: Sequence[str],
 ) -> None:
-    """Write rows into a result file, replacing those whose ``keys`` are equal: the first columns, or those of these names.
+    """Write rows into a result file, replacing those whose fields in the columns ``keys`` are equal.
 
     Raises:
         ValueError: when the file holds other columns.
     """
-    places = range(keys) if isinstance(keys, int) else [columns.index(key) for key in keys]
+    places = [columns.index(key) for key in keys]
     kept: dict[tuple[str, ...], list[str]] = {}
     notes: list[str] = []
     if path.exists():

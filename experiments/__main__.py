@@ -11,10 +11,11 @@ from typing import TypeVar
 
 from benchmarks.results_csv import gpu_description
 from experiments import campaign, config, predict, results
+from simulator.errors import SimulationError
 from workload.traces import TraceError
 
 RESULTS = Path("docs") / "results"
-Number = TypeVar("Number", int, float)
+Value = TypeVar("Value", int, float, str)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,12 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         out = args.out or Path("runs") / experiment.name
         whole = True
         if args.command == "run":
-            names = [each.name for each in experiment.runs]
-            wanted = args.runs.split(",") if args.runs else names
-            if unknown := set(wanted) - set(names):
-                raise config.ExperimentError(
-                    f"--runs: unknown: {', '.join(sorted(unknown))}; known: {', '.join(names)}"
-                )
+            wanted = chosen("--runs", args.runs, tuple(each.name for each in experiment.runs))
             if not args.trace.is_file():
                 raise config.ExperimentError(f"--trace: no such file: {args.trace}")
             deadline_s = time.monotonic() + 60 * args.minutes if args.minutes else float("inf")
@@ -78,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         folder = args.results / experiment.name
         if args.command == "summary" and args.add:
             found = results.joined(results.read(folder), found)
-    except (config.ExperimentError, TraceError) as error:
+    except (config.ExperimentError, SimulationError, TraceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     results.write(found, folder)
@@ -95,7 +91,7 @@ def _predict(experiment: config.Experiment, args: argparse.Namespace) -> int:
     return 0
 
 
-def chosen(option: str, text: str | None, known: tuple[Number, ...]) -> tuple[Number, ...]:
+def chosen(option: str, text: str | None, known: tuple[Value, ...]) -> tuple[Value, ...]:
     """Return the values that an option names, in its order; without it all that are known.
 
     Raises:
@@ -103,7 +99,7 @@ def chosen(option: str, text: str | None, known: tuple[Number, ...]) -> tuple[Nu
     """
     if text is None:
         return known
-    by_text = {f"{value:g}": value for value in known}
+    by_text = {value if isinstance(value, str) else f"{value:g}": value for value in known}
     try:
         return tuple(by_text[name.strip()] for name in text.split(","))
     except KeyError as error:

@@ -17,6 +17,7 @@ from experiments.config import Experiment, ExperimentError, Kill, Run
 from loadtest.config import LoadtestConfig
 from loadtest.errors import LoadtestError
 from loadtest.progress import Progress
+from loadtest.service.admin import ServiceClient
 from loadtest.session import run_loadtest
 from workload.traces import TraceError
 
@@ -28,22 +29,15 @@ def loadtest_of(
     experiment: Experiment, run: Run, rate_rps: float, seed: int, trace: Path, url: str, out: Path
 ) -> LoadtestConfig:
     """Return the load test of a run."""
-    load, slo = experiment.load, experiment.slo
     return LoadtestConfig(
+        **experiment.load.model_dump(exclude={"rates_rps", "seeds"}),
         url=url,
         trace=trace,
-        start_s=load.start_s,
-        duration_s=load.duration_s,
         rate_rps=rate_rps,
         seed=seed,
         context_tokens=experiment.engine.max_model_len,
-        length_scale=load.length_scale,
-        max_prompt_tokens=load.max_prompt_tokens,
-        slo_ttft_ms=slo.ttft_ms,
-        slo_tpot_ms=slo.tpot_ms,
-        cooldown_s=load.cooldown_s,
-        drain_s=load.drain_s,
-        settle_limit_s=load.settle_limit_s,
+        slo_ttft_ms=experiment.slo.ttft_ms,
+        slo_tpot_ms=experiment.slo.tpot_ms,
         policies=((run.directive or "adaptive") if run.system == "nestedfp" else f"plain-{run.name}",),
         exact_share=run.exact_share,
         session_share=run.session_share,
@@ -109,7 +103,8 @@ class Campaign:
                 for seed, rate, run in cells:
                     if system == "nestedfp":
                         limit_s = min(REPLICAS_LIMIT_S, max(0.0, deadline_s - time.monotonic()))
-                        systems.wait_until_whole(service.url, self.experiment.replicas, limit_s, self.say)
+                        with ServiceClient(service.url, None) as client:
+                            systems.wait_until_whole(client, self.experiment.replicas, limit_s, self.say)
                     if time.monotonic() + load.duration_s + load.cooldown_s + load.drain_s > deadline_s:
                         self.say(f"no time left for {run.name} at {rate:g} requests/s, seed {seed}")
                         whole = False

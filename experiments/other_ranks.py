@@ -16,6 +16,7 @@ a quarter above it at 384 to 768, on two up to a fifth below it (``benchmarks/re
 
 from benchmarks.engine.engine_shapes import FP16_BYTES, Shape
 from simulator.engine.cost_table import EngineTable, StepTimeModel
+from simulator.errors import SimulationError
 
 ALL_REDUCE_US = 10.0
 ALL_REDUCE_GB_S = 250.0
@@ -25,7 +26,7 @@ def derive(table: EngineTable, source: Shape, target: Shape, ranks: int) -> Engi
     """Return the table of ``target`` on ``ranks`` GPUs, from that of ``source`` on one.
 
     Raises:
-        ValueError: when a rank's share of the weights does not fit into a GPU's memory, as the source's table has it.
+        SimulationError: when a rank's share of the weights does not fit into a GPU's memory, as the source's table has it.
     """
     weights = target.linear_weights / ranks / source.linear_weights
     kv = target.layers * target.kv_heads / ranks / (source.layers * source.kv_heads)
@@ -61,7 +62,7 @@ def derive(table: EngineTable, source: Shape, target: Shape, ranks: int) -> Engi
     memory = source.weight_bytes + table.engine.kv_tokens * source.kv_bytes_per_token
     left = memory - target.weight_bytes / ranks
     if left <= 0:
-        raise ValueError(
+        raise SimulationError(
             f"a rank's weights of {target.weight_bytes / ranks / 1e9:.0f} GB do not fit into the {memory / 1e9:.0f} GB that "
             "weights and KV cache had on the source's GPU; give more ranks"
         )

@@ -13,11 +13,10 @@ from nestedfp.vllm_plugin.options import PluginOptions
 from simulator.bench import simulate
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import EngineTable, read_table
-from simulator.errors import SimulationError
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles
 from workload.shape import Lengths, fit_lengths, select_at_rate
-from workload.traces import Arrival, TraceError, read_trace
+from workload.traces import Arrival, read_trace
 
 KEPT = "predicted.json"
 # What a request's first token takes beside the engine's steps: client, proxy, HTTP, tokens, the processes' ways to wake. Median of
@@ -52,8 +51,8 @@ def arrivals(experiment: Experiment, trace: Path, rate_rps: float, seed: int) ->
     """Return the arrivals that the load test draws for a rate and seed, by the same functions; the first comes at 0 s.
 
     Raises:
-        TraceError: the trace cannot be read.
-        ExperimentError: prompts share prefixes, or it does not hold the experiment's load.
+        TraceError: the trace cannot be read, or does not hold the experiment's load.
+        ExperimentError: prompts share prefixes.
     """
     load = experiment.load
     if experiment.engine.enable_prefix_caching:
@@ -62,12 +61,7 @@ def arrivals(experiment: Experiment, trace: Path, rate_rps: float, seed: int) ->
         )
     lengths = Lengths(experiment.engine.max_model_len, load.length_scale, load.max_prompt_tokens, None)
     fitted, _ = fit_lengths(read_trace(trace), lengths)
-    try:
-        chosen = select_at_rate(fitted, load.start_s, load.duration_s, rate_rps, seed).arrivals
-    except TraceError as error:
-        raise ExperimentError(
-            f"{trace}: {error} (here they are start_s, rates_rps and duration_s of the configuration's load)"
-        ) from error
+    chosen = select_at_rate(fitted, load.start_s, load.duration_s, rate_rps, seed).arrivals
     at = [timedelta(seconds=each.at_s) for each in chosen]  # to the microsecond, as a trace has them
     return tuple(
         Arrival((at_s - at[0]).total_seconds(), each.prompt_tokens, each.output_tokens)
@@ -79,13 +73,10 @@ def limited_table(table: Path, experiment: Experiment) -> EngineTable:
     """Return step costs of the experiment's engine: its shape, ranks and limits, not those of the measured table.
 
     Raises:
-        ExperimentError: when the table cannot be read, or nothing tells what other ranks or another shape would take.
+        SimulationError: when the table cannot be read, or the experiment's weights do not fit.
+        ExperimentError: when nothing tells what other ranks or another shape would take.
     """
-    try:
-        measured = read_table(table)
-        known = derived_table(measured, experiment)
-    except (SimulationError, ValueError) as error:
-        raise ExperimentError(str(error)) from error
+    known = derived_table(read_table(table), experiment)
     engine = experiment.engine
     limits = known.engine.model_copy(
         update={
@@ -107,7 +98,7 @@ def derived_table(measured: EngineTable, experiment: Experiment) -> EngineTable:
 
     Raises:
         ExperimentError: when the table, or the experiment, is of no published shape.
-        ValueError: when the experiment's weights do not fit.
+        SimulationError: when the experiment's weights do not fit.
     """
     ranks = experiment.engine.tensor_parallel_size
     if ranks == 1 and experiment.shape in (None, measured.model):
@@ -136,7 +127,7 @@ def predict(
         say: gets a line of progress for every run.
 
     Raises:
-        ExperimentError: when the simulator refuses, with its message.
+        ExperimentError, SimulationError, TraceError: with one readable line.
     """
     found, limited = [], limited_table(table, experiment)
     for rate in experiment.load.rates_rps:
@@ -145,10 +136,7 @@ def predict(
             for run in experiment.runs:
                 if run.system != "nestedfp" or run.kill is not None:
                     continue
-                try:
-                    found.append(_simulate(experiment, run, rate, seed, replayed, limited))
-                except SimulationError as error:
-                    raise ExperimentError(f"simulation of {run.name}: {error}") from error
+                found.append(_simulate(experiment, run, rate, seed, replayed, limited))
                 exact = 100 * (found[-1].exact_answer_share or 0)
                 say(
                     f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * found[-1].slo_attainment:.1f} % in the SLO, "
@@ -168,11 +156,5 @@ def _simulate(
     scenario = Scenario(replicas=experiment.replicas, rest_s=REST_S, pinned_share=run.exact_share, seed=seed)
     config = ControllerConfig.model_validate(controller_section(experiment.slo, run))
     found, _ = simulate(table, replayed, config, scenario, time.perf_counter, FRONT_MS)
-    return Prediction(
-        policy=run.name,
-        rate_rps=rate_rps,
-        seed=seed,
-        **{
-            name: getattr(found, name) for name in Prediction.model_fields if name not in ("policy", "rate_rps", "seed")
-        },
-    )
+    told = found.model_dump(include=set(Prediction.model_fields))
+    return Prediction.model_validate({**told, "policy": run.name, "rate_rps": rate_rps, "seed": seed})

@@ -3,16 +3,14 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
 from experiments.config import Experiment, ExperimentError, Run, TraceWindow
 from loadtest.report.error_kinds import error_kinds
-from loadtest.report.run_summary import RunSummary, exact_answer_share, meets_tpot, meets_ttft
+from loadtest.report.run_summary import LoadFigures, RunSummary, meets_tpot, meets_ttft
 from workload.frozen import FrozenModel
-from workload.percentiles import Percentiles
 from workload.records import RequestRecord, read_requests
 from workload.slo import Slo
 
@@ -22,36 +20,17 @@ MACHINE = "machine.txt"  # in the folder of the reports: what they were measured
 MACHINES = " | then: "  # between machines in a summary
 
 
-class Cell(FrozenModel):
-    """One load test in numbers; the names are those of the load test's own summary."""
+class Cell(LoadFigures):
+    """One load test in numbers."""
 
-    policy: str
     system: str
     rate_rps: float  # asked for
     seed: int
-    requests: int
     errors: dict[str, int]
-    ttft_ms: Percentiles
-    tpot_ms: Percentiles
-    slo_attainment: float
     slo_attainment_low: float  # 95 % interval by bootstrap over requests
     slo_attainment_high: float
-    slo_attainment_worst_10s: float | None = (
-        None  # of each ten seconds from the start with ten requests or more; None: not counted
-    )
-    goodput_rps: float
-    output_tokens_per_s: float
-    exact_answer_share: float | None = None  # None: of plain vLLM, and of summaries from before it was told
-    exact_answer_share_of_pinned: float | None = None  # None: nothing was pinned
-    fp16_token_share: float | None
-    cached_prompt_share: float | None = None  # of the prompts' tokens, read from the prefix cache; None: not disclosed
-    switches: int | None
-    k_changes_per_minute: float | None = (
-        None  # of the number of exact replicas; None: not reported, or no service of ours
-    )
-    fp8_reasons: dict[str, int] | None = None  # FP8 steps by what asked for them; None: not told
-    late_starts: int
-    valid: bool
+    # Of each ten seconds from the start with ten requests or more; None: not counted.
+    slo_attainment_worst_10s: float | None = None
 
 
 class Results(FrozenModel):
@@ -112,7 +91,7 @@ def _cell(
     good = np.array([meets_ttft(record, slo) and meets_tpot(record, slo) for record in records])
     drawn = np.random.default_rng(seed).choice(good, (BOOTSTRAPS, len(good))).mean(axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5])
-    told = {name: getattr(summary, name) for name in Cell.model_fields if name in RunSummary.model_fields}
+    told = {name: getattr(summary, name) for name in LoadFigures.model_fields}
     counted = {
         "policy": run.name,
         "system": run.system,
@@ -123,8 +102,6 @@ def _cell(
         "slo_attainment_low": float(low),
         "slo_attainment_high": float(high),
         "slo_attainment_worst_10s": _worst(records, good),
-        "exact_answer_share": exact_answer_share(records),
-        "exact_answer_share_of_pinned": exact_answer_share(records, "exact"),
         "fp16_token_share": {"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
     }
     return Cell.model_validate(told | counted)
@@ -183,24 +160,3 @@ def read(folder: Path) -> Results:
         raise ExperimentError(
             f"{folder / KEPT}: of another version ({_first_key(error)}); sum the reports up again, without --add"
         ) from error
-
-
-def interval(cells: Sequence[Cell]) -> tuple[float, float]:
-    """Return how far the share within the SLO reaches: over the seeds, or of one seed the bootstrap's interval."""
-    if len(cells) == 1:
-        return cells[0].slo_attainment_low, cells[0].slo_attainment_high
-    return min(c.slo_attainment for c in cells), max(c.slo_attainment for c in cells)
-
-
-def groups(results: Results) -> dict[tuple[float, str], list[Cell]]:
-    """Return the cells by rate and policy, in that order, seeds together."""
-    found: dict[tuple[float, str], list[Cell]] = {}
-    order = list(dict.fromkeys(cell.policy for cell in results.runs))
-    for cell in sorted(results.runs, key=lambda c: (c.rate_rps, order.index(c.policy), c.seed)):
-        found.setdefault((cell.rate_rps, cell.policy), []).append(cell)
-    return found
-
-
-def mean(values: Any) -> float:
-    """Return the mean of an iterable of numbers."""
-    return float(np.mean(list(values)))

@@ -34,14 +34,9 @@ def stepped(
         TraceError: there are not as many lengths.
     """
     rng = np.random.default_rng(seed)
-    times_s = np.sort(
-        np.concatenate(
-            [
-                rng.uniform(number * each_s, (number + 1) * each_s, round(rate_rps * each_s))
-                for number, rate_rps in enumerate(rates_rps)
-            ]
-        )
-    )
+    steps = enumerate(rates_rps)
+    drawn = [rng.uniform(number * each_s, (number + 1) * each_s, round(rate * each_s)) for number, rate in steps]
+    times_s = np.sort(np.concatenate(drawn))
     taken = [arrival for arrival in lengths if arrival.at_s >= from_s][: len(times_s)]
     if len(taken) < len(times_s):
         raise TraceError(
@@ -66,22 +61,15 @@ def main(words: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     try:
         rates_rps = [float(each) for each in args.rates.split(",")]
-    except ValueError:
-        parser.error(f"--rates: expected numbers such as 5,20,5, got {args.rates!r}")
-    if (
-        not all(0 <= each < math.inf for each in (*rates_rps, args.from_s))
-        or not 0 < args.each_s < math.inf
-        or args.seed < 0
-    ):
-        parser.error("expected rates, --from-s and --seed from 0 on, and steps above 0 s")
-    try:
+        if not all(0 <= each < math.inf for each in (*rates_rps, args.from_s)) or not 0 < args.each_s < math.inf:
+            raise ValueError("expected rates and --from-s from 0 on, and steps above 0 s")
         arrivals = stepped(read_trace(args.lengths), rates_rps, args.each_s, args.from_s, args.seed)
         with args.out.open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(COLUMNS)
             for each in arrivals:
                 rows.writerow([BEGIN + timedelta(seconds=each.at_s), each.prompt_tokens, each.output_tokens])
-    except (TraceError, OSError) as error:
+    except (ValueError, OSError) as error:  # a TraceError is one, as is a number that is none
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{args.out}: {len(arrivals)} requests over {args.each_s * len(rates_rps):g} s")

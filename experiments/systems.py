@@ -3,7 +3,6 @@
 import contextlib
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,43 +63,36 @@ def running(
 
     Args:
         port: of loopback.
-        log_folder: keeps the system's log, and those of this service's replicas, engines and controller.
+        log_folder: keeps in a folder of the system's its log, and those of this service's replicas, engines and controller.
         step_log: as in ``engine_of``.
 
     Raises:
         ExperimentError: when it does not start, with the end of its log.
     """
-    name = "nestedfp" if system == "nestedfp" else "vllm_serve"
-    with tempfile.TemporaryDirectory() as folder:
-        log_folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with http_systems.start(
-                name, engine_of(experiment, system, step_log), port, Path(folder), experiment.replicas
-            ) as service:
-                try:
-                    yield service, Path(folder) / SETTINGS
-                finally:
-                    keep_replica_logs(Path(folder) / f"{name}.log", log_folder)
-        except LoadtestError as error:
-            raise ExperimentError(str(error)) from error
-        finally:
-            log = Path(folder) / f"{name}.log"
-            if log.exists():
-                (log_folder / f"{system}.log").write_bytes(log.read_bytes())
+    name, folder = "nestedfp" if system == "nestedfp" else "vllm_serve", log_folder / system
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        arguments = engine_of(experiment, system, step_log)
+        with http_systems.start(name, arguments, port, folder, experiment.replicas) as service:
+            try:
+                yield service, folder / SETTINGS
+            finally:
+                keep_replica_logs(folder / f"{name}.log", folder / "replicas")
+    except LoadtestError as error:
+        raise ExperimentError(str(error)) from error
     if experiment.shape is not None:
         http_systems.wait_for_memory()
 
 
-def keep_replica_logs(said: Path, log_folder: Path) -> None:
+def keep_replica_logs(said: Path, kept: Path) -> None:
     """Copy what replicas, engines and the controller logged, which a service that stops takes with it.
 
     Args:
         said: what its start-up command wrote, which names the folder of logs; a peer's names none, and nothing is copied.
-        log_folder: gets ``replicas/``, in place of those of a run before.
+        kept: the folder that gets them, in place of those of a run before.
     """
     if (named := LOGS.search(said.read_text())) is None:
         return
-    kept = log_folder / "replicas"
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
     session = Path(named[1])
@@ -122,30 +114,24 @@ def steer(service: RunningSystem, path: Path, experiment: Experiment, run: Run) 
         client.reload()
 
 
-def wait_until_whole(url: str, replicas: int, limit_s: float, say: Callable[[str], None]) -> None:
+def wait_until_whole(service: ServiceClient, replicas: int, limit_s: float, say: Callable[[str], None]) -> None:
     """Wait until that many replicas answer: one that was killed takes minutes to come back, in which a load is another.
-
-    Args:
-        url: of the service.
-        replicas: that it has when nothing is wrong.
-        limit_s: for which to wait.
-        say: is told once when there are fewer.
 
     Raises:
         ExperimentError: when they do not come back in time, with how many answer.
     """
     deadline_s, said = time.monotonic() + limit_s, False
-    while True:
-        try:
-            with ServiceClient(url, None) as client:
-                found = client.status().answering
-        except LoadtestError:  # the controller may be restarting
-            found = 0
-        if found >= replicas:
-            return
+    while (found := _answering(service)) < replicas:
         if time.monotonic() > deadline_s:
             raise ExperimentError(f"expected {replicas} replicas to answer within {limit_s:.0f} s, {found} do")
         if not said:
             say(f"waiting: {found} of {replicas} replicas answer")
             said = True
         time.sleep(POLL_S)
+
+
+def _answering(service: ServiceClient) -> int:
+    try:
+        return service.status().answering
+    except LoadtestError:  # the controller may be restarting
+        return 0

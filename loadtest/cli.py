@@ -31,7 +31,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "--url": "use a running service on this machine, e.g. http://127.0.0.1:8000",
         "--allow-host": "with --url: this host of a private network may be the target as well",
         "--admin-key-file": "with --url: file with its key (the variable NESTEDFP_ADMIN_KEY)",
-        "--model": "name of the model (the first one the service lists)",
     },
     "load": {
         "--trace": "Azure trace, CSV, or Mooncake trace, .jsonl (a synthetic one of Azure's shape)",

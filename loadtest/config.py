@@ -24,7 +24,6 @@ class LoadtestConfig(FrozenModel):
     allow_host: str | None = None  # other than this machine; the URL names it as well
     url: str | None = None
     admin_key_file: Path | None = None  # instead of the environment variable
-    model: str | None = None
     # the load
     trace: Path | None = None
     seed: Annotated[int, Field(ge=0)] = 0

@@ -33,16 +33,18 @@ def run_policy(
     """Replay the arrivals under one policy; returns its requests and timeline."""
     if policy in DIRECTIVES:
         service.direct(DIRECTIVES[policy], config.settle_limit_s, progress.say)
-    _cool_down(config.cooldown_s, policy, progress)
-    tells = policy in DIRECTIVES or service.has_status()
+    progress.say(f"{policy}: cooling down, {config.cooldown_s:g} s")
+    time.sleep(config.cooldown_s)
     samples: list[TimelineSample] = []
     failed = 0
 
     def take(at_s: float) -> None:
-        """Look at the service, unless it has no status; a look that fails is left out."""
+        """Look at the service, where it is directed; a look that fails is left out."""
         nonlocal failed
+        if policy not in DIRECTIVES:
+            return
         try:
-            status = service.status() if tells else None
+            status = service.status()
         except ServiceError:
             failed += 1
             if failed >= MOST_FAILED_POLLS:
@@ -103,15 +105,8 @@ def _session(arrival: Arrival, seed: int, share: float) -> str | None:
 
 def _shown(samples: Sequence[TimelineSample]) -> str:
     """What the service said last, for the progress line."""
-    status = samples[-1].status if samples else None
-    if status is None:
+    if not samples:
         return ""
+    status = samples[-1].status
     modes = "+".join(sorted({replica.mode for replica in status.replicas})) or status.mode
     return f"; {status.waiting} waiting, mode {modes}"
-
-
-def _cool_down(cooldown_s: float, policy: Policy, progress: Progress) -> None:
-    deadline_s = time.monotonic() + cooldown_s
-    while (left_s := deadline_s - time.monotonic()) > 0:
-        progress.say(f"{policy}: cooling down, {left_s:.0f} s left")
-        time.sleep(min(left_s, 0.5))

@@ -1,6 +1,5 @@
 """One whole load test: service, load, calibration, one run a policy, report. Wiring only."""
 
-import itertools
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -61,10 +60,10 @@ def run_loadtest(config: LoadtestConfig, progress: Progress, key: str | None = N
     started = datetime.now(UTC)
     key = key if key or config.url is None else _key(config)
     with (
-        _results_folder(config.out, started.strftime("%Y%m%dT%H%M%SZ"), progress) as out_dir,
+        _results_folder(config.out / started.strftime("%Y%m%dT%H%M%SZ"), progress) as out_dir,
         _service(config, key, out_dir, progress) as service,
     ):
-        model, served_context = service.model(config.model)
+        model, served_context = service.model()
         context = config.context_tokens or served_context or DEFAULT_CONTEXT_TOKENS
         service_slo = service.slo()
         lengths = Lengths(context, config.length_scale, config.max_prompt_tokens, config.max_output_tokens)
@@ -123,9 +122,12 @@ def run_loadtest(config: LoadtestConfig, progress: Progress, key: str | None = N
 
 
 @contextmanager
-def _results_folder(parent: Path, name: str, progress: Progress) -> Iterator[Path]:
+def _results_folder(path: Path, progress: Progress) -> Iterator[Path]:
     """A new folder, which goes again where the load test ends before anything is in it."""
-    path = new_folder(parent, name)
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"--out: cannot make the folder {path} ({error.strerror})") from error
     progress.note(f"results go to {path}")
     try:
         yield path
@@ -196,22 +198,6 @@ def _hand_back(service: ServiceClient, progress: Progress) -> None:
         service.hand_back()
     except LoadtestError as error:
         progress.note(f"could not hand the precision back to the controller: {error}")
-
-
-def new_folder(parent: Path, name: str) -> Path:
-    """Make a folder that was not there: ``name``, or ``name-2`` and so on."""
-    for number in itertools.count(1):
-        path = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            if parent.is_dir():
-                continue
-            raise InputError(f"--out: expected a folder, got the file {parent}") from None
-        except OSError as error:
-            raise InputError(f"--out: cannot make the folder {path} ({error.strerror})") from error
-        return path
-    raise AssertionError("the loop ends only by returning")
 
 
 def typical_requests(config: LoadtestConfig, trace: Sequence[Arrival]) -> tuple[Arrival, ...]:

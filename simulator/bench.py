@@ -1,7 +1,6 @@
 """One simulation from its parts: load, configuration, run, numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,28 +19,30 @@ from workload.synthetic import MEAN_RATE_RPS, synthetic_trace
 from workload.traces import Arrival
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Where requests come from: a window of a trace, or, without a trace, arrivals with Azure's lengths."""
+def arrivals(
+    trace: tuple[Arrival, ...] | None,
+    start_s: float,
+    duration_s: float | None,
+    rate_rps: float | None,
+    seed: int,
+    bursts: bool = False,
+) -> tuple[Arrival, ...]:
+    """Return a window of a trace at a mean rate, or, without a trace, arrivals with Azure's lengths.
 
-    trace: tuple[Arrival, ...] | None = None
-    start_s: float = 0.0  # of the window
-    duration_s: float | None = None  # None: to the end of the trace
-    bursts: bool = False  # of generated arrivals; else they are Poisson
+    Args:
+        duration_s: None: to the end of the trace.
+        rate_rps: None: the trace's own.
+        bursts: of generated arrivals; else they are Poisson.
 
-    def arrivals(self, rate_rps: float | None, seed: int) -> tuple[Arrival, ...]:
-        """Return them at a mean rate; None: the trace's own.
-
-        Raises:
-            TraceError: the trace has not as many.
-        """
-        if self.trace is None:
-            return synthetic_trace(seed, self.duration_s or 600.0, rate_rps or MEAN_RATE_RPS, bursts=self.bursts)
-        window = cut_window(self.trace, self.start_s, self.duration_s)
-        if rate_rps is None:
-            return window
-        span_s = self.trace[-1].at_s - self.start_s if self.duration_s is None else self.duration_s
-        return select_at_rate(self.trace, self.start_s, span_s, rate_rps, seed).arrivals
+    Raises:
+        TraceError: the trace has not as many.
+    """
+    if trace is None:
+        return synthetic_trace(seed, duration_s or 600.0, rate_rps or MEAN_RATE_RPS, bursts=bursts)
+    if rate_rps is None:
+        return cut_window(trace, start_s, duration_s)
+    span_s = trace[-1].at_s - start_s if duration_s is None else duration_s
+    return select_at_rate(trace, start_s, span_s, rate_rps, seed).arrivals
 
 
 def make_config(section: Mapping[str, Any], policy: str) -> ControllerConfig:

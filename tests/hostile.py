@@ -50,8 +50,8 @@ def texts(heading: str) -> list[Any]:
     return [Raw(line) for line in found.partition("## ")[0].splitlines()]
 
 
-def loaded(heading: str) -> list[dict[str, Any]]:
-    """Return the objects under a heading of hostile_corpus.txt."""
+def loaded(heading: str) -> list[Any]:
+    """Return the values under a heading of hostile_corpus.txt."""
     return [json.loads(text) for text in texts(heading)]
 
 
@@ -152,14 +152,11 @@ def structured() -> list[HostileRequest]:
         "root ::= (" * 500,
         "\n".join(f'r{i} ::= r{i + 1} r{i + 1}\nroot ::= r0 "a"' for i in range(200)),
     ]
-    objects: list[Any] = [{}, [], "x", 1, None, {"nothing": 1}, {"json": {}, "regex": "a"}, {"json_object": 1}]
+    objects: list[Any] = texts("structured outputs")
     objects += [{"json": each} for each in schemas]
     objects += [{"regex": each} for each in regexes]
     objects += [{"choice": each} for each in choices]
     objects += [{"grammar": each} for each in grammars]
-    objects += [{"structural_tag": each} for each in ("", "{", "{}", '{"structures":[]}', 1, {"triggers": 1}, None)]
-    objects += [{"json_object": each} for each in (True, False, None, "x")]
-    objects += [{"regex": "[a-c]{3}", "whitespace_pattern": each} for each in ("(", "", 1)]
     formats: list[Any] = [
         *texts("formats"),
         *[{"type": "json_schema", "json_schema": {"name": "x", "schema": each}} for each in schemas],
@@ -195,17 +192,9 @@ def large() -> list[HostileRequest]:
 
 
 def odd_headers() -> list[HostileRequest]:
-    kinds = [
-        "",
-        "text/plain",
-        "application/xml",
-        "multipart/form-data",
-        "application/json; charset=utf-16",
-        "json",
-        ";",
-    ]
-    pins = ["exact", "fast", "fp16", "FP16", "fp8", "auto", "", "fp16, fp16", "x" * 5000, "\xff", "16"]
-    ids = ["", "x" * 8000, "../../etc", "a b", "%00", "\xe9", "{}"]
+    kinds: list[str] = loaded("content types")
+    pins: list[str] = [*loaded("classes"), "x" * 5000]
+    ids: list[str] = [*loaded("request ids"), "x" * 8000]
     more: list[dict[str, str]] = [*loaded("headers"), {"X-Forwarded-For": "x" * 1000}, {"X-Session-Id": "x" * 4000}]
     cases = []
     for path in BASE:

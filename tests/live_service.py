@@ -3,9 +3,7 @@
 import contextlib
 import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +13,8 @@ import httpx
 import psutil
 import yaml
 from processes import ROOT
+
+from loadtest.service.process import ADMIN_KEY_ENV, serve_command, started_service
 
 START_LIMIT_S = 900.0  # on two cores that others use as well
 KEY = "test-key"
@@ -29,27 +29,11 @@ def serve(
     """Start the service and wait until it is ready; its configuration lies in ``folder / "config.yaml"``."""
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump({**config, "http": {"port": port, **(http or {})}}))
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.serve", "--config", str(path)],
-            cwd=ROOT,
-            # Traces leave every half a second, in place of every five.
-            env={**os.environ, "NESTEDFP_ADMIN_KEY": KEY, "OTEL_BSP_SCHEDULE_DELAY": "500"},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            wait_until(lambda: "ready " in (folder / "log").read_text() or process.poll() is not None, START_LIMIT_S)
-            text = (folder / "log").read_text()
-            assert re.search(rf"^ready http://127.0.0.1:{port} after \d+ s$", text, re.MULTILINE), text
-            yield process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(120)
-            except subprocess.TimeoutExpired:
-                process.kill()  # what it started hears of it and stops
+    # Traces leave every half a second, in place of every five.
+    environment = {**os.environ, ADMIN_KEY_ENV: KEY, "OTEL_BSP_SCHEDULE_DELAY": "500"}
+    with started_service(serve_command(path), folder / "log", START_LIMIT_S, lambda _: None, environment) as started:
+        assert started.url == f"http://127.0.0.1:{port}"
+        yield started.process
 
 
 def demo_config() -> dict[str, Any]:

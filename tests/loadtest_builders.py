@@ -1,10 +1,21 @@
 """Made-up records, samples and runs for the tests of the load test's report."""
 
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
 from loadtest.report.run_summary import summarise
+from loadtest.service.process import Started, started_service
 from workload.records import RequestRecord, TimelineSample
 from workload.slo import Slo
 
 SLO = Slo(ttft_ms=100.0, tpot_ms=20.0)
+FAKE = [sys.executable, str(Path(__file__).with_name("loadtest_fake_service.py"))]
+
+
+def fake_service(folder: Path, *options: str) -> AbstractContextManager[Started]:
+    """The stand-in for the service, for the length of a block."""
+    return started_service([*FAKE, *options], folder / "service.log", 30.0, lambda _: None)
 
 
 def make_record(index: int = 0, **overrides: object) -> RequestRecord:

@@ -1,11 +1,12 @@
 """Builders for the simulator's tests: a table with round numbers, and small loads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from controller.config import ControllerConfig
 from simulator.engine.cost_table import EngineLimits, EngineTable, FitError, StepTimeModel, write_table
+from simulator.engine.engine import Engine
 from simulator.engine.request import SimRequest
 from workload.traces import Arrival
 
@@ -36,6 +37,15 @@ def make_arrivals(*sizes: tuple[float, int, int]) -> tuple[Arrival, ...]:
 def make_requests(*sizes: tuple[float, int, int]) -> list[SimRequest]:
     """Requests from (at_s, prompt, output)."""
     return [SimRequest(index, *size) for index, size in enumerate(sizes)]
+
+
+def drive(engine: Engine, requests: Sequence[SimRequest]) -> Engine:
+    """Give an engine requests as they come, and let it answer all."""
+    for request in requests:
+        engine.advance(request.arrived_s)
+        engine.add(request.arrived_s, request)
+    engine.advance(1e9)
+    return engine
 
 
 def policy_config(name: str, **section: Any) -> ControllerConfig:

@@ -4,15 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from controller.config import ControllerConfig, LadderConfig
 from controller.policies import POLICIES
 from deploy.config import DeployConfig, EngineSection, HttpSection, ModelSection
 from docs.draw import __main__ as draw
-from docs.draw import architecture, bits, burst, scaling
+from docs.draw import burst
 from docs.tables import __main__ as tables
 from docs.tables.marks import MarkError, filled
+from nestedfp.format import split
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
@@ -60,11 +62,15 @@ def test_every_table_shows_what_was_measured(capsys) -> None:
 def test_a_table_that_differs_from_its_data_is_found_and_written(tmp_path, capsys) -> None:
     (tmp_path / "docs").mkdir()
     page = tmp_path / "README.md"
-    page.write_text("before\n<!-- table readme -->\n| 99.9 |\n<!-- /table -->\nbehind\n")
+    page.write_text(
+        "before\n<!-- table engine h100-engine\nllama-8b 256 512: 1\n-->\n| 99.9 |\n<!-- /table -->\nbehind\n"
+    )
     assert tables.main(["--check"], tmp_path) == 1
     assert "99.9" in page.read_text()
     assert tables.main([], tmp_path) == tables.main(["--check"], tmp_path) == 0
-    assert page.read_text().startswith("before\n<!-- table readme -->\n`python -m experiments run")
+    assert page.read_text().startswith(
+        "before\n<!-- table engine h100-engine\nllama-8b 256 512: 1\n-->\n`python -m benchmarks.engine"
+    )
     assert page.read_text().endswith("|\n<!-- /table -->\nbehind\n")
     for mark in (
         "<!-- table no-such -->\n<!-- /table -->",
@@ -176,10 +182,10 @@ def test_every_file_that_a_manual_names_by_the_end_of_its_path_is_there(manual: 
     assert not set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", manual.read_text())) - ends
 
 
-def test_the_simulators_manual_names_each_of_its_parts_by_a_path() -> None:
-    """A bare file name goes stale without a word when the file moves."""
-    text = (ROOT / "docs" / "simulator.md").read_text()
-    assert not re.findall(r"`[a-z_]+\.py`", text)
+def test_the_picture_of_the_bits_shows_the_planes_of_the_format() -> None:
+    shown = re.findall(r'monospace">([01])<', (ROOT / "docs/pictures/bits.svg").read_text())
+    weight = torch.tensor([int("".join(shown[:16]), 2)], dtype=torch.uint16).view(torch.float16)
+    assert "".join(shown[16:]) == "".join(f"{plane.item():08b}" for plane in split(weight))
 
 
 def test_the_readme_says_of_the_burst_what_its_picture_shows() -> None:
@@ -200,17 +206,9 @@ def test_every_command_of_ours_that_a_manual_names_is_there(manual: Path) -> Non
     }
 
 
-def test_the_help_of_the_pictures_draws_none(capsys, monkeypatch):
-    for picture in (architecture, bits, burst):
-        monkeypatch.setattr(picture, "draw", lambda: pytest.fail("drawn"))
+def test_the_help_of_the_plots_draws_none(capsys, monkeypatch):
+    monkeypatch.setattr(burst, "draw", lambda: pytest.fail("drawn"))
     with pytest.raises(SystemExit) as caught:
         draw.main(["--help"])
     assert caught.value.code == 0
-    assert "Draws the pictures of the documents" in capsys.readouterr().out
-
-
-def test_the_pictures_are_drawn_and_named(capsys, monkeypatch):
-    for name, picture in {"a.svg": architecture, "b.svg": bits, "c.svg": burst, "d.svg": scaling}.items():
-        monkeypatch.setattr(picture, "draw", lambda name=name: Path(name))
-    draw.main([])
-    assert set(capsys.readouterr().out.splitlines()) == {f"drawn: {each}.svg" for each in "abcd"}
+    assert "Draws the plots of the documents" in capsys.readouterr().out

@@ -24,33 +24,24 @@ class PeerRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class CachedTokens(PeerRecord):
-    """Prompt tokens read from the prefix cache, by the precision of the steps that had computed them."""
+class TokensByPrecision(PeerRecord):
+    """Tokens by the precision of the step that computed them."""
 
     fp16: Count = 0
     fp8: Count = 0
 
 
-class PromptTokens(PeerRecord):
-    """Prompt tokens by the precision of the step that computed them."""
+class PromptTokens(TokensByPrecision):
+    """Those of a prompt that were computed; ``cached`` ones were read from the prefix cache."""
 
-    fp16: Count = 0
-    fp8: Count = 0
-    cached: CachedTokens = CachedTokens()
-
-
-class CompletionTokens(PeerRecord):
-    """Completion tokens by the precision of the step that computed them."""
-
-    fp16: Count = 0
-    fp8: Count = 0
+    cached: TokensByPrecision = TokensByPrecision()
 
 
 class PrecisionTokens(PeerRecord):
     """``usage.precision_tokens`` of a response."""
 
     prompt: PromptTokens
-    completion: CompletionTokens
+    completion: TokensByPrecision
     kv_cache: str | None = None  # "fp8": the KV entries are rounded
 
     @property
@@ -134,7 +125,7 @@ class TimelineSample(FrozenModel):
 
     policy: Policy
     at_s: float
-    status: ServiceStatus | None  # None: the server has none
+    status: ServiceStatus
 
 
 def mean_tpot_ms(chunk_ms: Sequence[float], output_tokens: int) -> float | None:

@@ -19,7 +19,7 @@ BURST_S = 20.0  # length of the windows in which bursts are counted
 class Lengths:
     """How token lengths are fitted to the model."""
 
-    context_tokens: int  # prompt and output together never exceed it
+    context_tokens: int  # prompt and output together never exceed it; two at least
     scale: float | None = None  # None: 1, or as much less as lets 99 % of the requests fit the context
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
@@ -82,8 +82,6 @@ def cut_window(arrivals: Sequence[Arrival], start_s: float, duration_s: float | 
 
 def fit_lengths(arrivals: Sequence[Arrival], lengths: Lengths) -> tuple[tuple[Arrival, ...], float]:
     """Scale and cap the token lengths; returns the arrivals and the scale that was used."""
-    if lengths.context_tokens < 2:
-        raise TraceError(f"expected a context of at least 2 tokens, got {lengths.context_tokens}")
     scale = lengths.scale
     if scale is None:
         p99_tokens = float(np.percentile([a.prompt_tokens + a.output_tokens for a in arrivals], 99))

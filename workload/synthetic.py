@@ -32,10 +32,6 @@ def synthetic_trace(
     seed: int, duration_s: float, mean_rate_rps: float = MEAN_RATE_RPS, *, bursts: bool = True
 ) -> tuple[Arrival, ...]:
     """Draw arrivals for ``duration_s`` seconds; the same seed gives the same trace. Without bursts they are Poisson."""
-    if duration_s <= 0 or mean_rate_rps <= 0:
-        raise ValueError(
-            f"expected a duration and a rate above 0, got {duration_s:g} s and {mean_rate_rps:g} requests/s"
-        )
     rng = np.random.default_rng([0x7ACE, seed])
     episodes = _episodes(rng, duration_s, mean_rate_rps) if bursts else [(0.0, duration_s, mean_rate_rps)]
     times_s = np.concatenate(

@@ -21,16 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import _csv
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOONCAKE_KEYS, MOONCAKE_BLOCK_TOKENS = ("timestamp", "input_length", "output_length", "hash_ids"), 512
-MOST_TOKENS = (
-    10_000_000  # more than any context; beyond it is a damaged file, and no number that a load can be computed with
-)
+MOST_TOKENS = 10_000_000  # more than any context; beyond it is a damaged file
 BACKWARDS_TOLERANCE_S = 1.0  # front ends log slightly out of order; more than this is a damaged file
 
 
@@ -67,7 +61,7 @@ def read_trace(path: Path) -> tuple[Arrival, ...]:
 
 def parse_trace(lines: Iterable[str], name: str) -> tuple[Arrival, ...]:
     """Parse the lines of a trace; ``name`` is only used in error messages."""
-    rows = csv.reader(lines)
+    rows = csv.DictReader(lines)
     try:
         return _parse_rows(rows, name)
     except csv.Error as error:
@@ -97,46 +91,34 @@ def parse_mooncake(lines: Iterable[str], name: str) -> tuple[Arrival, ...]:
     return tuple(sorted(moved, key=lambda arrival: arrival.at_s))
 
 
-def _parse_rows(rows: "_csv.Reader", name: str) -> tuple[Arrival, ...]:
-    header = next(rows, None)
-    if header is None:
+def _parse_rows(rows: "csv.DictReader[str]", name: str) -> tuple[Arrival, ...]:
+    if rows.fieldnames is None:
         raise TraceError(f"{name}: expected the header {','.join(COLUMNS)}, got an empty file")
-    missing = [column for column in COLUMNS if column not in header]
-    if missing:
+    if missing := [column for column in COLUMNS if column not in rows.fieldnames]:
         raise TraceError(f"{name}:1: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
-    at_column, prompt_column, output_column = (header.index(column) for column in COLUMNS)
-
-    times: list[datetime] = []
-    latest = datetime.min  # not the line before: steps back of any small size would add up
-    sizes: list[tuple[int, int]] = []
+    found: list[tuple[datetime, int, int]] = []
+    latest: datetime | None = None  # not the line before: steps back of any small size would add up
     for row in rows:
-        if not row:  # a blank line, as at the end of many files
-            continue
         where = f"{name}:{rows.line_num}"
-        if len(row) != len(header):
-            raise TraceError(f"{where}: expected {len(header)} columns, got {len(row)}: {','.join(row)[:80]!r}")
-        at = _timestamp(row[at_column], where)
-        if times:
-            try:
-                backwards_s = (latest - at).total_seconds()
-            except TypeError as error:
-                raise TraceError(f"{where}: TIMESTAMP with and without time zone in one file") from error
-            if backwards_s > BACKWARDS_TOLERANCE_S:
-                raise TraceError(
-                    f"{where}: expected times in order (tolerance {BACKWARDS_TOLERANCE_S:g} s), "
-                    f"got one {backwards_s:.3f} s before the latest above it; sort the file by TIMESTAMP"
-                )
-        latest = max(latest, at) if times else at
-        times.append(at)
-        sizes.append(
-            (_count(row[prompt_column], "ContextTokens", where), _count(row[output_column], "GeneratedTokens", where))
-        )
-    if not times:
+        if None in row or None in row.values():
+            raise TraceError(f"{where}: expected {len(rows.fieldnames)} columns, got more or fewer")
+        at = _timestamp(row["TIMESTAMP"], where)
+        try:
+            backwards_s = (latest - at).total_seconds() if latest else 0.0
+        except TypeError as error:
+            raise TraceError(f"{where}: TIMESTAMP with and without time zone in one file") from error
+        if backwards_s > BACKWARDS_TOLERANCE_S:
+            raise TraceError(
+                f"{where}: expected times in order (tolerance {BACKWARDS_TOLERANCE_S:g} s), "
+                f"got one {backwards_s:.3f} s before the latest above it; sort the file by TIMESTAMP"
+            )
+        latest = at if latest is None else max(latest, at)
+        prompt, output = (_count(row[column], column, where) for column in COLUMNS[1:])
+        found.append((at, prompt, output))
+    if not found:
         raise TraceError(f"{name}: expected at least one request, got only a header")
-    start = min(times)
-    arrivals = (
-        Arrival((at - start).total_seconds(), prompt, output) for at, (prompt, output) in zip(times, sizes, strict=True)
-    )
+    start = min(at for at, *_ in found)
+    arrivals = (Arrival((at - start).total_seconds(), prompt, output) for at, prompt, output in found)
     return tuple(sorted(arrivals, key=lambda arrival: arrival.at_s))
 
 

@@ -21,6 +21,7 @@ import ray
 from benchmarks import results_csv
 from controller.config import ControllerConfig
 from controller.live.actor import ControllerActor
+from controller.messages import EngineStats
 from deploy.agent.agent import ReplicaAgent
 from nestedfp.vllm_plugin.directives.directive_receiver import OPEN, open_line
 
@@ -37,18 +38,7 @@ CONFIG = {
 }
 FULL_TOKENS = 100_000  # in the queue of the first replica while all are to run FP8
 LIMIT_S = 30.0
-IDLE = dict.fromkeys(
-    (
-        "switches",
-        "steps_fp16",
-        "steps_fp8",
-        "tokens_fp16",
-        "tokens_fp8",
-        "arrivals",
-        "arrived_tokens",
-    ),
-    0,
-) | {"oldest_wait_s": 0.0, "kv_usage": 0.0, "finished": 0, "step_ms_fp16": None, "step_ms_fp8": None}
+IDLE = {name: 0 for name, field in EngineStats.model_fields.items() if field.is_required()}
 
 
 @ray.remote(num_cpus=0)  # type: ignore[misc]
@@ -98,13 +88,9 @@ class CountingReplica:
         if utility == OPEN:
             return open_line(self._take, arguments[0])
         mode, tokens = self._directive["mode"], self._waiting_tokens
-        counts = {"waiting": int(tokens > 0), "waiting_tokens": tokens, "running": 1}
-        counts["steps_fp16"] = int(1e3 * time.monotonic())  # an engine of a few steps alone is cold
-        return (
-            IDLE
-            | counts
-            | {"mode": mode if mode != "auto" else "fp16", "directive": mode, "epoch": self._directive["epoch"]}
-        )
+        told = {"mode": "fp16" if mode == "auto" else mode, "directive": mode, "epoch": self._directive["epoch"]}
+        told |= {"waiting": int(tokens > 0), "waiting_tokens": tokens, "running": 1}
+        return IDLE | told | {"steps_fp16": int(1e3 * time.monotonic())}  # an engine of a few steps alone is cold
 
     def _take(self, directive: dict[str, Any]) -> None:
         if directive["mode"] != self._directive["mode"]:

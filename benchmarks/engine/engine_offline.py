@@ -9,6 +9,7 @@ the repeats: the first may compile). They are merged into the result file as the
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,16 @@ from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
 
 RESULT = Path(__file__).parents[1] / "results" / "h100-engine.csv"
 COLUMNS = ("model", "option", "system", "batch", "input_tokens", "output_tokens", "tokens_per_s")
-KEYS = 6
 SYSTEMS: dict[str, dict[str, Any]] = {
     "vllm_fp16": {"worker_cls": PLAIN_WORKER},
     "vllm_fp8": {"worker_cls": PLAIN_WORKER, "quantization": "fp8"},
     "nestedfp": {"worker_cls": NESTED_WORKER, "quantization": "nestedfp"},  # one engine, measured in both modes
 }
 LARGEST_ID = 30_000  # of a prompt's tokens
-Found = list[Any] | str  # a row, or a note for the head of the result file
 
 
-def measure(args: argparse.Namespace, model: str, system: str, send: Callable[[Found], None]) -> None:
-    """In a process of its own: start one engine, run every load, and send rows and notes."""
+def measure(args: argparse.Namespace, model: str, system: str, comments: list[str]) -> None:
+    """In a process of its own: start one engine, run every load, and merge the rows into the result file."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     began_s = time.perf_counter()
@@ -60,7 +59,8 @@ def measure(args: argparse.Namespace, model: str, system: str, send: Callable[[F
         llm = LLM(**{**usual, **SYSTEMS[system], **args.engine})
     cache = llm.llm_engine.vllm_config.cache_config
     kv_tokens = cache.num_gpu_blocks * cache.block_size
-    send(f"{model} {system}: ready after {time.perf_counter() - began_s:.0f} s, KV cache {kv_tokens} tokens")
+    ready = f"{model} {system}: ready after {time.perf_counter() - began_s:.0f} s, KV cache {kv_tokens} tokens"
+    print(ready, flush=True)
 
     def seconds(batch: int, tokens_in: int, tokens_out: int) -> float:
         prompts = [{"prompt_token_ids": random.choices(range(10, LARGEST_ID), k=tokens_in)} for _ in range(batch)]
@@ -77,7 +77,9 @@ def measure(args: argparse.Namespace, model: str, system: str, send: Callable[[F
             for batch in sorted(int(batch) for batch in args.batches.split(",")):
                 times_s = [seconds(batch, tokens_in, tokens_out) for _ in range(args.repeats)]
                 rate = batch * tokens_out / statistics.median(times_s)
-                send([model, args.option, name, batch, tokens_in, tokens_out, round(rate, 1)])
+                row = [model, args.option, name, batch, tokens_in, tokens_out, round(rate, 1)]
+                print(*row, flush=True)
+                results_csv.merge(args.out, COLUMNS, COLUMNS[:6], [row], [*comments, ready])
 
 
 def modes_of(system: str, llm: Any) -> Iterator[str]:
@@ -93,22 +95,8 @@ def modes_of(system: str, llm: Any) -> Iterator[str]:
         yield f"{system}_{mode.value}"
 
 
-def in_a_process(work: Callable[..., None], *arguments: Any) -> Iterator[Found]:
-    """Run ``work`` in a process of its own, and yield what it sends as it comes; one that fails says so itself."""
-    context = multiprocessing.get_context("spawn")
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(*arguments, sending.send))
-    process.start()
-    sending.close()
-    try:
-        while True:
-            yield receiving.recv()
-    except EOFError:
-        process.join()
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Run every engine in turn; return the exit status: 1 where an engine has no row."""
+    """Run every engine in turn; return the exit status: 1 where one failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine.engine_offline", description=__doc__)
     parser.add_argument("--models", default="llama-8b,mistral-24b", help="comma-separated, of " + ", ".join(NAMES))
     parser.add_argument("--out", type=Path, default=RESULT)
@@ -119,21 +107,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=1, help="measurements of each row")
     parser.add_argument("--lengths", default="256:512,1024:512,32:32", help="input:output tokens, comma-separated")
     args = parser.parse_args(argv)
-    missing = False
-    for model in args.models.split(","):
-        for system in args.systems.split(","):
-            comments, rows = results_csv.heading(argv), 0
-            for found in in_a_process(measure, args, model, system):
-                print(*found if isinstance(found, list) else [found], flush=True)
-                if isinstance(found, str):
-                    comments.append(found)
-                else:
-                    results_csv.merge(args.out, COLUMNS, KEYS, [found], comments)
-                    rows += 1
-            if not rows:
-                print(f"error: {system} on {model} has ended without a row", file=sys.stderr, flush=True)
-                missing = True
-    return int(missing)
+    failed = False
+    for model, system in itertools.product(args.models.split(","), args.systems.split(",")):
+        work = (args, model, system, results_csv.heading(argv))
+        process = multiprocessing.get_context("spawn").Process(target=measure, args=work)
+        process.start()
+        process.join()
+        if process.exitcode:
+            print(
+                f"error: {system} on {model} has ended with exit status {process.exitcode}", file=sys.stderr, flush=True
+            )
+            failed = True
+    return int(failed)
 
 
 if __name__ == "__main__":

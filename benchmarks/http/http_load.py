@@ -1,10 +1,10 @@
 """The loads of the HTTP benchmark, for the load test's sender."""
 
-import random
 from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.sender.plan import PlannedRequest, SendPlan
+from workload.synthetic import synthetic_trace
 
 REQUESTS = 8192  # of a closed loop, which begins again then; prefix caching is off all the same
 SEED = 20
@@ -38,7 +38,8 @@ class HttpLoad:
             run: number of the sender, where several send at once; their prompts differ.
         """
         load_s = self.warm_s + self.window_s
-        at_s = [0.0] * REQUESTS if self.streams else arrivals(self.rate_per_s, load_s, SEED + run)
+        poisson = () if self.streams else synthetic_trace(SEED + run, load_s, self.rate_per_s, bursts=False)
+        at_s = [0.0] * REQUESTS if self.streams else [arrival.at_s for arrival in poisson]
         # A closed loop's first answers are of all lengths, so that its streams do not end all at once ever after.
         outputs = [1 + self.output_tokens * stream // self.streams for stream in range(self.streams)]
         outputs += [self.output_tokens] * (len(at_s) - len(outputs))
@@ -59,14 +60,3 @@ class HttpLoad:
             seed=SEED,
             records_path=records,
         )
-
-
-def arrivals(rate_per_s: float, duration_s: float, seed: int = SEED) -> list[float]:
-    """Return the times of a Poisson process, the same for every system."""
-    source = random.Random(seed)
-    times: list[float] = []
-    at_s = source.expovariate(rate_per_s)
-    while at_s < duration_s:
-        times.append(at_s)
-        at_s += source.expovariate(rate_per_s)
-    return times

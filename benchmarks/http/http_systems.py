@@ -180,7 +180,7 @@ def start(
         command, silent_url = vllm_command(engine, port, replicas), url
     log = folder / f"{name}.log"
     with started_service(command, log, limit_s, lambda _: None, engine.environment(), silent_url) as started:
-        yield RunningSystem(name, started.url, engine.model_id, started.pid, started.key)
+        yield RunningSystem(name, started.url, engine.model_id, started.process.pid, started.key)
 
 
 def wait_for_memory(limit_s: float = 60.0) -> None:

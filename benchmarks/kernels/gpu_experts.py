@@ -98,7 +98,8 @@ def main() -> None:
         runs = systems(x, weights, stacks, random_choice(tokens, experts, chosen))
         rows = [(given.model, tokens, name, f"{us:.1f}") for name, us in measured(runs).items()]
         print(*rows, sep="\n", flush=True)
-        merge(given.out, ("model", "tokens", "system", "us"), 3, rows, heading())
+        keys = ("model", "tokens", "system")
+        merge(given.out, (*keys, "us"), keys, rows, heading())
 
 
 if __name__ == "__main__":

@@ -39,22 +39,6 @@ def rotating_weights(n: int, k: int) -> tuple[list[torch.Tensor], list[kernels.P
     return plain, packed
 
 
-def launcher(config: kernels.Config, x: torch.Tensor, weights: list[kernels.PackedWeight]) -> Callable[[int], object]:
-    """How to launch a config on activations [M, K] float16 and the i-th of rotating weights; FP8 ones with the quantiser."""
-    (m, k), n = x.shape, weights[0].n
-    out = torch.empty(m, n, device="cuda", dtype=torch.float16)
-    if kernels.tiles()[config.tile].precision == kernels.FP16:
-        return lambda i: kernels.gemm(config, x, weights[i % len(weights)], out)
-    codes = torch.empty(m, k, device="cuda", dtype=torch.uint8)
-    scale = torch.empty(m, device="cuda")
-
-    def fp8(i: int) -> None:
-        kernels.quantize(x, codes, scale)
-        kernels.gemm(config, codes, weights[i % len(weights)], out, scale=scale)
-
-    return fp8
-
-
 def systems(
     x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.PackedWeight]
 ) -> dict[str, tuple[int, Callable[[int], object]]]:
@@ -66,7 +50,7 @@ def systems(
     codes_e4m3, scale_column = codes.view(torch.float8_e4m3fn), scale.view(m, 1)
     one, tensor_scale = torch.ones((), device="cuda"), torch.full((), 2.0**-8, device="cuda")
     channel_scale = torch.full((1, n), 2.0**-8, device="cuda")
-    exact = packed[: len(plain)]
+    exact_config, fast_config = (kernels.choose(precision, m, n, k) for precision in (kernels.FP16, kernels.FP8))
 
     def upper(i: int) -> torch.Tensor:
         return packed[i % len(packed)].upper.view(torch.float8_e4m3fn).t()
@@ -75,16 +59,20 @@ def systems(
         kernels.quantize(x, codes, scale)
         torch._scaled_mm(codes_e4m3, upper(i), x_scale, weight_scale, out_dtype=x.dtype, use_fast_accum=True)
 
+    def fast(i: int) -> None:
+        kernels.quantize(x, codes, scale)
+        kernels.gemm(fast_config, codes, packed[i % len(packed)], out, scale=scale)
+
     def vllm(i: int) -> None:
         quantized, token_scale = vllm_ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
         vllm_ops.cutlass_scaled_mm(quantized, upper(i), token_scale, channel_scale, x.dtype)
 
     return {
         "cublas_fp16": (len(plain), lambda i: torch.mm(x, plain[i % len(plain)].t(), out=out)),
-        "nestedfp_fp16": (len(exact), launcher(kernels.choose(kernels.FP16, m, n, k), x, exact)),
+        "nestedfp_fp16": (len(plain), lambda i: kernels.gemm(exact_config, x, packed[i % len(plain)], out)),
         "scaled_mm_fp8_row": (len(packed), lambda i: scaled_mm(i, scale_column, channel_scale)),
         "scaled_mm_fp8_tensor": (len(packed), lambda i: scaled_mm(i, one, tensor_scale)),
-        "nestedfp_fp8": (len(packed), launcher(kernels.choose(kernels.FP8, m, n, k), x, packed)),
+        "nestedfp_fp8": (len(packed), fast),
         "vllm_fp8": (len(packed), vllm),
     }
 

@@ -66,32 +66,32 @@ def measure(n: int, k: int, counts: list[int], window_ms: float) -> Rows:
     return rows
 
 
-def write_times(path: Path, rows: Rows, comments: list[str]) -> None:
-    """Write the result file."""
-    write(path, ("system", "N", "K", "M", "us"), [(*row[:4], f"{row[4]:.2f}") for row in rows], comments)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run(
+    of_shape: Callable[[int, int, list[int], float], Rows], description: str | None, out: Path, **defaults: float
+) -> None:
+    """Draw problems as the command line says, have each shape measured, and write the result file."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--cells", type=int, default=400)
-    parser.add_argument("--cells-per-shape", type=int, default=16)
-    parser.add_argument("--window-ms", type=float, default=100.0, help="per system and cell from 384 tokens on")
+    parser.add_argument("--cells", type=int)
+    parser.add_argument("--cells-per-shape", type=int)
+    parser.add_argument("--window-ms", type=float, help="per system and cell, for the longest")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after the shape that passes this limit")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=out)
+    parser.set_defaults(**defaults)
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.manual_seed(args.seed)
     began_s, rows = time.monotonic(), []
     for n, k, counts in draw(args.seed, args.cells, args.cells_per_shape):
-        rows += measure(n, k, counts, args.window_ms)
+        rows += of_shape(n, k, counts, args.window_ms)
         torch.cuda.empty_cache()
         if time.monotonic() - began_s > args.seconds:
             break
     cells = f"seed {args.seed}, {len({row[1:4] for row in rows})} cells, {time.monotonic() - began_s:.0f} s"
-    write_times(args.out, rows, [*heading(), cells])
+    shown = [(*row[:4], f"{row[4]:.2f}") for row in rows]
+    write(args.out, ("system", "N", "K", "M", "us"), shown, [*heading(), cells])
     print(f"{len(rows)} times in {args.out}; python -m docs.tables makes a table of them")
 
 
 if __name__ == "__main__":
-    main()
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    run(measure, __doc__, RESULT, cells=400, cells_per_shape=16, window_ms=100.0)

@@ -14,11 +14,7 @@ beside it. Systems:
 One system at a time has the card for a window, as in benchmarks/kernels/gpu_gemm_random.py.
 """
 
-import argparse
 import ctypes
-import math
-import time
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -26,16 +22,13 @@ import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_gemm import rotating_weights
-from benchmarks.kernels.gpu_gemm_random import window_us, write_times
-from benchmarks.kernels.gpu_random import draw
-from benchmarks.results_csv import heading
+from benchmarks.kernels.gpu_gemm_random import Launch, Rows, run, window_us
 from nestedfp.kernels.cuda_library import check
 from nestedfp.kernels.gpu_kernels import HOPPER, multiplies_fp8
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.weights import library_route
 
 EXACT, UPPER_FP16, FP8 = range(3)  # PortableOperands of csrc/cuda/portable/tile.h
-Launch = Callable[[int], object]
 
 
 @cache
@@ -138,32 +131,18 @@ def by_library(product: library_route.Product, x: torch.Tensor, weights: list[ke
     return launch
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--cells", type=int, default=120)
-    parser.add_argument("--cells-per-shape", type=int, default=12)
-    parser.add_argument("--window-ms", type=float, default=30.0, help="per system and cell")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after the shape that passes this limit")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/portable.csv"))
-    args = parser.parse_args()
-    torch.manual_seed(args.seed)
-    began_s = time.monotonic()
-    rows: list[tuple[str, int, int, int, float]] = []
-    for n, k, counts in draw(args.seed, args.cells, args.cells_per_shape):
-        plain, packed = rotating_weights(n, k)
-        for m in counts:
-            x = torch.randn(m, k, device="cuda").half()
-            for name, launch in systems(x, plain, packed).items():
-                rotation = len(packed) if "fp8" in name or "upper" in name else len(plain)
-                expected_us = max(n * k / 1e6, 2 * m * n * k / 3e8)  # 1 TB/s or 300 TFLOP/s: only the window's length
-                rows.append((name, n, k, m, window_us(launch, rotation, expected_us, 1e3 * args.window_ms)))
-        torch.cuda.empty_cache()
-        if time.monotonic() - began_s > args.seconds:
-            break
-    write_times(args.out, rows, heading())
-    print(f"{len(rows)} times in {args.out}; python -m docs.tables makes a table of them")
+def measure(n: int, k: int, counts: list[int], window_ms: float) -> Rows:
+    """Return the rows of one shape."""
+    plain, packed = rotating_weights(n, k)
+    rows = []
+    for m in counts:
+        x = torch.randn(m, k, device="cuda").half()
+        for name, launch in systems(x, plain, packed).items():
+            rotation = len(packed) if "fp8" in name or "upper" in name else len(plain)
+            expected_us = max(n * k / 1e6, 2 * m * n * k / 3e8)  # 1 TB/s or 300 TFLOP/s: only the window's length
+            rows.append((name, n, k, m, window_us(launch, rotation, expected_us, 1e3 * window_ms)))
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, Path("benchmarks/results/portable.csv"), cells=120, cells_per_shape=12, window_ms=30.0)

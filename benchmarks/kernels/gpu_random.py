@@ -22,13 +22,7 @@ def _side(rng: random.Random) -> int:
 
 
 def draw(seed: int, cells: int, cells_per_shape: int) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield shapes as ``(n, k, token counts)``, ascending counts, ``cells`` of them in all.
-
-    Raises:
-        ValueError: unless both numbers are at least 1.
-    """
-    if cells < 1 or cells_per_shape < 1:
-        raise ValueError(f"expected at least one cell and one cell per shape, got {cells} and {cells_per_shape}")
+    """Yield shapes as ``(n, k, token counts)``, ascending counts, ``cells`` of them in all."""
     rng = random.Random(seed)
     while cells > 0:
         n, k = _side(rng), _side(rng)

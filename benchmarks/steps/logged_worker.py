@@ -25,17 +25,6 @@ from simulator.fit.observations import STEP_COLUMNS
 SAMPLING_MS = 1.0
 
 
-def log_folder() -> Path:
-    """Return the folder of the logs.
-
-    Raises:
-        RuntimeError: when the environment names none.
-    """
-    if not (folder := os.environ.get(FOLDER_ENV)):
-        raise RuntimeError(f"a logging worker needs {FOLDER_ENV}, the folder of its logs; it is not set")
-    return Path(folder)
-
-
 class GpuSpan:
     """Events around the work that a step puts on the current stream."""
 
@@ -49,16 +38,13 @@ class LoggedNestedFPWorker(RandomNestedFPWorker):
 
     _log: IO[str] | None = None
 
-    def init_device(self, *args: Any, **kwargs: Any) -> Any:
-        log_folder()  # before minutes of loading
-        return super().init_device(*args, **kwargs)
-
     def compile_or_warm_up_model(self) -> Any:
         result = super().compile_or_warm_up_model()
         if self.rank > 0:  # it runs the same steps as the first
             return result
-        log_folder().mkdir(parents=True, exist_ok=True)
-        self._log = (log_folder() / f"steps-{os.getpid()}.csv").open("x", buffering=1)
+        folder = Path(os.environ[FOLDER_ENV])
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = (folder / f"steps-{os.getpid()}.csv").open("x", buffering=1)
         self._log.write(",".join(STEP_COLUMNS) + "\n")
         self._waiting: deque[tuple[str, GpuSpan]] = deque()
         self._last_end: torch.cuda.Event | None = None

@@ -32,7 +32,7 @@ class TimedSteps:
 
     def compile_or_warm_up_model(self) -> Any:
         result = super().compile_or_warm_up_model()  # type: ignore[misc]
-        self._pace = StepClock(step_s())
+        self._pace = StepClock(float(os.environ[STEP_ENV]) / 1e3)
         self._positions = Positions()
         self._steps = 0
         return result
@@ -70,34 +70,15 @@ class InCoreExecutor(UniProcExecutor):
     """
 
 
-def step_s() -> float:
-    """Return the duration of a step.
-
-    Raises:
-        RuntimeError: when the environment does not say it.
-    """
-    value = os.environ.get(STEP_ENV, "")
-    try:
-        milliseconds = float(value)
-    except ValueError:
-        milliseconds = 0.0
-    if milliseconds <= 0:
-        raise RuntimeError(f"a timed worker needs {STEP_ENV}, the milliseconds of a step, above 0; got {value!r}")
-    return milliseconds / 1e3
-
-
 def keep_in_core() -> None:
-    """Give engines with a timed worker ``InCoreExecutor``, also where a replica has set another. Idempotent."""
+    """Give engines with a timed worker ``InCoreExecutor``, also where a replica has set another."""
     original = Executor.get_class
-    if getattr(original, "_timed", False):
-        return
 
     @functools.wraps(original)
     def get_class(vllm_config: Any) -> Any:
         name = vllm_config.parallel_config.worker_cls
         return InCoreExecutor if isinstance(name, str) and name.startswith(f"{__name__}.") else original(vllm_config)
 
-    get_class._timed = True  # type: ignore[attr-defined]
     Executor.get_class = staticmethod(get_class)  # type: ignore[method-assign]
 
 

@@ -1,9 +1,9 @@
-"""Draws the pictures of the documents into docs/pictures, all but those of the control room, which are photographs."""
+"""Draws the plots of the documents into docs/pictures, from simulations; the diagrams there are SVG files as they are."""
 
 import argparse
 from collections.abc import Sequence
 
-from docs.draw import architecture, bits, burst, scaling
+from docs.draw import burst, scaling
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -11,7 +11,7 @@ def main(words: Sequence[str] | None = None) -> None:
     argparse.ArgumentParser(
         prog="python -m docs.draw", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args(words)
-    for picture in (bits, architecture, burst, scaling):
+    for picture in (burst, scaling):
         print(f"drawn: {picture.draw()}", flush=True)
 
 

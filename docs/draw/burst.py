@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.draw.style import CONTROL, FP8, FP16, NEUTRAL, save
+from docs.draw.style import CONTROL, FP8, FP16, NEUTRAL, arrivals, save
 from nestedfp.modes import Mode
 from simulator.bench import make_config, simulate
 from simulator.cluster.cluster import Cluster, RunResult
@@ -21,8 +21,6 @@ from simulator.engine.cost_table import TABLE, read_table
 from simulator.simulation_summary import attainment
 from workload.shape import Lengths, fit_lengths
 from workload.slo import Slo
-from workload.synthetic import synthetic_trace
-from workload.traces import Arrival
 
 CALM_RPS, BURST_RPS = 11.2, 22.4  # 0.45 and 0.9 of what full steps serve in FP16
 LENGTHS = Lengths(context_tokens=4096, scale=0.4, max_prompt_tokens=1024)  # as in the measured tables
@@ -35,12 +33,13 @@ POLICIES = {"static_fp16": ("FP16 alone", FP16), "static_fp8": ("FP8 alone", FP8
 def draw() -> Path:
     """Write ``burst.svg``."""
     table = read_table(TABLE.with_name("h100-mistral-24b-load.json"))
-    arrivals = _arrivals()
+    load_s, rates_rps = (0.0, *BURST_S, END_S), (CALM_RPS, BURST_RPS, CALM_RPS)
+    requests, _ = fit_lengths(arrivals(load_s, rates_rps), LENGTHS)
     figure = Figure(figsize=(8.4, 5.2), layout="constrained", facecolor="white")
     load, ttft, share = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2, 1))
     for policy, (label, colour) in POLICIES.items():
         config = make_config({"slo": SLO.model_dump()}, policy)
-        _, result = simulate(table, arrivals, config, Scenario(seed=1), monotonic, observe=_tokens)
+        _, result = simulate(table, requests, config, Scenario(seed=1), monotonic, observe=_tokens)
         _latency(ttft, result, f"{label}: {100 * attainment(result.requests, SLO):.1f} % within the SLO", colour)
         if policy == "static_fp16":
             _load(load, result)
@@ -52,16 +51,6 @@ def draw() -> Path:
     ttft.legend(loc="upper right", fontsize=8)
     share.set(xlabel="seconds", xlim=(0, END_S))
     return save(figure, "burst")
-
-
-def _arrivals() -> tuple[Arrival, ...]:
-    edges_s = (0.0, *BURST_S, END_S)
-    arrivals = []
-    for seed, (begin_s, end_s) in enumerate(pairwise(edges_s)):
-        rate_rps = BURST_RPS if begin_s == BURST_S[0] else CALM_RPS
-        part = synthetic_trace(seed, end_s - begin_s, rate_rps, bursts=False)
-        arrivals += [Arrival(begin_s + a.at_s, a.prompt_tokens, a.output_tokens) for a in part]
-    return fit_lengths(arrivals, LENGTHS)[0]
 
 
 def _tokens(now_s: float, cluster: Cluster) -> tuple[float, int, int]:

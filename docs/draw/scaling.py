@@ -5,7 +5,6 @@ replicas, and others two minutes after the controller has asked for them, becaus
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 
@@ -13,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.draw.style import CONTROL, FP8, FP16, NEUTRAL, save
+from docs.draw.style import CONTROL, FP8, FP16, NEUTRAL, arrivals, save
 from simulator.bench import make_config, simulate
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.scenario import Scenario
@@ -21,8 +20,6 @@ from simulator.engine.cost_table import read_table
 from simulator.engine.request import SimRequest
 from simulator.simulation_summary import met
 from workload.slo import Slo
-from workload.synthetic import synthetic_trace
-from workload.traces import Arrival
 
 REPLICAS, MOST, COLD_START_S = 2, 4, 120.0
 CALM_RPS, HIGH_RPS = 12.0, 40.0  # 0.3 and 1.0 of what the first replicas serve in full FP16 steps
@@ -36,7 +33,8 @@ def draw() -> Path:
     ladder = {"scale": True, "max_replicas": MOST, "min_replicas": REPLICAS, "exact_share": EXACT_SHARE}
     config = make_config({"slo": SLO.model_dump(), "ladder": ladder}, "exact_first")
     scenario = Scenario(replicas=REPLICAS, max_replicas=MOST, cold_start_s=COLD_START_S, seed=1)
-    summary, result = simulate(read_table(), _arrivals(), config, scenario, monotonic, observe=_present)
+    requests = arrivals((0.0, STEP_S, END_S), (CALM_RPS, HIGH_RPS))
+    summary, result = simulate(read_table(), requests, config, scenario, monotonic, observe=_present)
     done = [request for request in result.requests if request.outcome == "finished"]
     figure = Figure(figsize=(8.4, 5.2), layout="constrained", facecolor="white")
     load, share, replicas = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2, 1))
@@ -56,15 +54,6 @@ def draw() -> Path:
 
 def _present(now_s: float, cluster: Cluster) -> tuple[float, int]:
     return now_s, len(cluster.present)
-
-
-def _arrivals() -> list[Arrival]:
-    arrivals = []
-    for seed, (begin_s, end_s) in enumerate(pairwise((0.0, STEP_S, END_S))):
-        rate_rps = HIGH_RPS if begin_s else CALM_RPS
-        part = synthetic_trace(seed, end_s - begin_s, rate_rps, bursts=False)
-        arrivals += [Arrival(begin_s + a.at_s, a.prompt_tokens, a.output_tokens) for a in part]
-    return arrivals
 
 
 def _line(axes: Axes, done: list[SimRequest], holds: Callable[[SimRequest], bool], label: str, colour: str) -> None:

@@ -1,7 +1,7 @@
 """Kernels, engines and the HTTP path, from benchmarks/results/*.csv."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from benchmarks.results_csv import read
 from docs.tables.marks import markdown, under
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
-MODELS = {"llama-8b": "8B", "mistral-24b": "24B", "llama-70b": "70B"}
+MODELS = {"llama-8b": "8B", "mistral-24b": "24B", "llama-70b": "70B", "timed_15ms": "steps of 15 ms"}
 Row = dict[str, str]
 
 
@@ -42,11 +42,17 @@ def _geometric(values: Sequence[float]) -> str:
     return f"{np.exp(logs.mean()):.2f} ({np.percentile(values, 95):.2f}, {max(values):.2f})"
 
 
-def gemm(name: str) -> str:
-    """Return times of the GEMM over a library's, by range of token counts."""
+def _by_problem(name: str) -> dict[tuple[str, str, int], dict[str, float]]:
+    """Return microseconds by N, K and M, and by system."""
     times: dict[tuple[str, str, int], dict[str, float]] = {}
     for row in _rows(name):
         times.setdefault((row["N"], row["K"], int(row["M"])), {})[row["system"]] = float(row["us"])
+    return times
+
+
+def gemm(name: str) -> str:
+    """Return times of the GEMM over a library's, by range of token counts."""
+    times = _by_problem(name)
     ranges = {"all": (1, 8192), "1 to 128": (1, 128), "129 to 768": (129, 768), "769 to 8,192": (769, 8192)}
     compared: dict[str, tuple[str, Callable[[dict[str, float]], float]]] = {
         "FP16 mode / cuBLAS FP16": ("nestedfp_fp16", lambda found: found["cublas_fp16"]),
@@ -106,66 +112,37 @@ def engine(name: str, *shown: str) -> str:
     return _with_conditions(name, markdown(headings, rows))
 
 
-def http(name: str, *replicas_shown: str) -> str:
-    """Return the HTTP path on GPUs: closed loop, alone, and an open load."""
-    found: dict[tuple[str, str, int, str], dict[str, Row]] = {}
+def http(name: str, rates: str, replicas: str = "1") -> str:
+    """Return the HTTP path: closed loop, alone, and open loads of these rates; of these numbers of replicas."""
+    found: dict[tuple[str, str, int, str], dict[tuple[str, str], Row]] = {}
     for row in _rows(name):
         key = (row["model"], row["mode"], int(row["replicas"]), row["system"])
-        found.setdefault(key, {})[row["scenario"]] = row
+        found.setdefault(key, {})[row["scenario"], row["rate_per_s"]] = row
+    loads = [("unloaded", "0"), *(("open", rate) for rate in rates.split(","))]
     rows = []
-    for (model, mode, replicas, system), scenarios in sorted(found.items(), key=lambda item: (item[0][2], item[0])):
-        label = {"nestedfp": "this service", "vllm_serve": "`vllm serve`"}.get(system)
-        if label is not None and "closed" in scenarios and str(replicas) in replicas_shown:
-            where = f"{MODELS[model]}, {mode.upper()}" + (f", {replicas} replicas" if replicas > 1 else "")
-            rows.append(
-                [
-                    where,
-                    label,
-                    _number(float(scenarios["closed"]["tokens_per_s"])),
-                    f"{float(scenarios['closed']['path_cpu_us_per_token']):.0f}",
-                    *(
-                        f"{float(scenarios[s]['ttft_p50_ms']):.0f}/{float(scenarios[s]['tpot_p50_ms']):.1f}"
-                        if s in scenarios
-                        else ""
-                        for s in ("unloaded", "open")
-                    ),
-                ]
-            )
+    for (model, mode, count, system), by_load in sorted(found.items(), key=lambda item: (item[0][2], item[0])):
+        if str(count) in replicas.split(","):
+            closed = by_load["closed", "0"]
+            where = f"{MODELS[model]}, {mode.upper()}" + (f", {count} replicas" if count > 1 else "")
+            label = {"nestedfp": "this service", "vllm_serve": "`vllm serve`"}[system]
+            speed = [_number(float(closed["tokens_per_s"])), f"{float(closed['path_cpu_us_per_token']):.0f}"]
+            rows.append([where, label, *speed, *(_http_latency(by_load.get(load)) for load in loads)])
     headings = ["", "", "tokens/s, 256 streams a replica", "frontend CPU, us a token"]
-    return _with_conditions(name, markdown([*headings, "TTFT/TPOT unloaded, ms", "at 17 requests/s, ms"], rows))
+    latency = "TTFT p50/p99, TPOT p50"
+    headings += [f"{latency} unloaded, ms", *(f"at {rate} requests/s" for rate in rates.split(","))]
+    return _with_conditions(name, markdown(headings, rows))
 
 
-def http_cpu(name: str) -> str:
-    """Return the HTTP path on two cores, before an engine that costs no processor time."""
-    found: dict[str, dict[tuple[str, str], Row]] = {}
-    for row in _rows(name):
-        if row["model"] == "timed_15ms":
-            found.setdefault(row["system"], {})[row["scenario"], row["rate_per_s"]] = row
-    systems = {"nestedfp": "this service", "vllm_serve": "`vllm serve`"}
-    rows = []
-    for system, label in systems.items():
-        closed, unloaded = found[system]["closed", "0"], found[system]["unloaded", "0"]
-        opened = [found[system]["open", rate] for rate in ("20", "60", "100")]
-        rows.append(
-            [
-                label,
-                _number(float(closed["tokens_per_s"])),
-                f"{float(closed['path_cpu_us_per_token']):.0f}",
-                f"{float(unloaded['ttft_p50_ms']):.1f}",
-                *(f"{float(row['ttft_p50_ms']):.0f}/{float(row['ttft_p99_ms']):.0f}" for row in opened),
-            ]
-        )
-    headings = ["", "tokens/s, 256 streams", "frontend CPU, us a token", "TTFT unloaded, ms"]
-    return _with_conditions(
-        name, markdown([*headings, *(f"TTFT p50/p99 at {rate}/s, ms" for rate in (20, 60, 100))], rows)
-    )
+def _http_latency(row: Row | None) -> str:
+    if row is None:
+        return ""
+    ttft = "/".join(f"{float(row[f'ttft_{each}_ms']):.0f}" for each in ("p50", "p99"))
+    return f"{ttft}, {float(row['tpot_p50_ms']):.1f}"
 
 
 def portable(name: str) -> str:
     """Return times over cuBLAS in FP16, geometric means by range of token counts."""
-    times: dict[tuple[str, str, int], dict[str, float]] = {}
-    for row in _rows(name):
-        times.setdefault((row["N"], row["K"], int(row["M"])), {})[row["system"]] = float(row["us"])
+    times = _by_problem(name)
     bounds = (1, 17, 33, 65, 129, 257, 1025, 8193)
     ranges = [(low, high - 1) for low, high in pairwise(bounds)]
     systems = {
@@ -212,20 +189,11 @@ def experts(name: str) -> str:
     return _with_conditions(name, markdown(headings, rows))
 
 
-def directives(*names: str) -> str:
+def directives(name: str) -> str:
     """Return how long a directive takes until the last replica has acknowledged it."""
-    rows = []
-    for name in names:
-        by_replicas: dict[str, list[float]] = {}
-        for row in _rows(name):
-            by_replicas.setdefault(row["replicas"], []).append(float(row["last_ack_ms"]))
-        for replicas, found in by_replicas.items():
-            rows.append([f"`{name}.csv`", replicas, *_percentiles(found, (50, 90, 99))])
-    return markdown(["", "replicas", "p50, ms", "p90", "p99"], rows)
-
-
-def _percentiles(values: Sequence[float], percents: Iterable[int]) -> list[str]:
-    return [f"{np.percentile(values, each):.1f}" for each in percents]
+    rows = _rows(name)
+    told = [f"{each:.1f}" for each in np.percentile([float(row["last_ack_ms"]) for row in rows], (50, 90, 99))]
+    return markdown(["", "replicas", "p50, ms", "p90", "p99"], [[f"`{name}.csv`", rows[0]["replicas"], *told]])
 
 
 TABLES = {
@@ -233,7 +201,6 @@ TABLES = {
     "mixed_rows": mixed_rows,
     "engine": engine,
     "http": http,
-    "http_cpu": http_cpu,
     "portable": portable,
     "experts": experts,
     "directives": directives,

@@ -4,39 +4,33 @@ A line of a mark names the rows of a table: ``NAME RATE`` or ``NAME RATE,RATE: R
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 from docs.tables.marks import MarkError, markdown, under
 from experiments import results
 from experiments.config import Experiment, load
 from experiments.predict import KEPT as PREDICTED
 from experiments.predict import Prediction, Predictions
-from experiments.results import Cell, Results, groups, mean
+from experiments.results import Cell, Results
 from nestedfp.vllm_plugin.options import PluginOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 # Which runs are which column: by system, and of this service's runs by name.
-PLAIN_FP16, PLAIN_FP16_384, FP16, DEFAULT, FP8, PLAIN_FP8 = (
-    "`vllm serve` FP16",
-    "`vllm serve` FP16, 384 tokens a step",
-    "FP16 alone",
-    "**default**",
-    "FP8 alone",
-    "`vllm serve` FP8",
-)
+FP16, DEFAULT, FP8 = "FP16 alone", "**default**", "FP8 alone"
 NAMES = {
-    "vllm-fp16": PLAIN_FP16,
-    "vllm-fp16-384": PLAIN_FP16_384,
+    "vllm-fp16": "`vllm serve` FP16",
+    "vllm-fp16-384": "`vllm serve` FP16, 384 tokens a step",
     "fp16": FP16,
     "default": DEFAULT,
     "deadlines": DEFAULT,  # where steps may hold both precisions
     "fp8": FP8,
-    "vllm-fp8": PLAIN_FP8,
+    "vllm-fp8": "`vllm serve` FP8",
     "vllm-nestedfp": "`vllm serve`, nestedfp",
 }
 KNOWN_EXACT = {"vllm_fp16": 1.0, "vllm_fp8": 0.0}  # vLLM's own answers disclose nothing: one precision, always
-README_LOAD = ("24b-rows", 19.0)
-README_SYSTEMS = (PLAIN_FP16_384, PLAIN_FP8, DEFAULT)
 SHAPES = {
     "mistral-24b": "Mistral Small 24B",
     "llama-8b": "Llama 3.1 8B",
@@ -44,7 +38,8 @@ SHAPES = {
     "qwen3-30b-a3b": "Qwen3 30B-A3B",
 }
 OTHER_CARD = "-h200"  # results of another card, by the same configuration; what follows tells machines apart
-LATENCIES = ("TTFT p50/p90, ms", "TPOT p50/p90, ms")
+HEADINGS = ("load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %")
+Groups = dict[tuple[float, str], list[Any]]  # load tests by rate and run
 
 
 def _experiment(name: str) -> Experiment:
@@ -59,23 +54,35 @@ def _predicted(name: str) -> Predictions:
     return Predictions.model_validate_json((ROOT / "docs/results" / name / PREDICTED).read_text())
 
 
-def _chosen(line: str, runs_of: Callable[[str], dict[float, list[str]]]) -> Iterator[tuple[str, float, str]]:
-    """Yield folder, rate and run of every row that a line names.
+def _groups(cells: Sequence[Any]) -> Groups:
+    """Return load tests, or predictions of them, by rate and run, in that order, seeds together."""
+    found: Groups = {}
+    order = list(dict.fromkeys(cell.policy for cell in cells))
+    for cell in sorted(cells, key=lambda c: (c.rate_rps, order.index(c.policy), c.seed)):
+        found.setdefault((cell.rate_rps, cell.policy), []).append(cell)
+    return found
+
+
+def _chosen(lines: Sequence[str], groups_of: Callable[[str], Groups]) -> Iterator[tuple[list[str], list[Any]]]:
+    """Yield the first two fields of every row that the lines name, load and system, and its load tests, seeds together.
 
     Raises:
-        MarkError: for a rate or a run that the folder has not.
+        MarkError: for a rate or a run that a folder has not.
     """
-    what, _, wanted = line.partition(":")
-    name, _, rates = what.strip().partition(" ")
-    there = runs_of(name)
-    for rate in rates.split(","):
-        found = there.get(float(rate))
-        if found is None:
-            raise MarkError(f"{line!r}: expected NAME RATE, a rate of {', '.join(f'{each:g}' for each in there)}")
-        for run in wanted.split() or found:
-            if run not in found:
-                raise MarkError(f"{line!r}: {name} has no run {run} at {rate}; expected some of {', '.join(found)}")
-            yield name, float(rate), run
+    last = None
+    for line in lines:
+        what, _, wanted = line.partition(":")
+        name, _, rates = what.strip().partition(" ")
+        there, experiment = groups_of(name), _experiment(name)
+        for rate in map(float, rates.split(",")):
+            known = [run for at, run in there if at == rate]
+            for run in wanted.split() or known or [""]:
+                if run not in known:
+                    raise MarkError(
+                        f"{line!r}: expected NAME RATE: RUN RUN, of {', '.join(f'{r:g}: {n}' for r, n in there)}"
+                    )
+                yield ["" if (name, rate) == last else f"{name}, {rate:g}/s", _label(run, experiment)], there[rate, run]
+                last = name, rate
 
 
 def _label(run: str, experiment: Experiment) -> str:
@@ -86,31 +93,25 @@ def _label(run: str, experiment: Experiment) -> str:
     return known or f"`{run}`"
 
 
-def services(*lines: str) -> str:
-    """Return the measured rows that the lines name; in brackets the range of the seeds or the interval of one."""
+def services(*lines: str, brief: bool = False) -> str:
+    """Return the measured rows that the lines name; in brackets, unless brief, the range of the seeds or the interval of one."""
     measured: dict[str, Results] = {}
 
-    def runs_of(name: str) -> dict[float, list[str]]:
-        measured.setdefault(name, _measured(name))
-        return _by_rate(groups(measured[name]))
+    def groups_of(name: str) -> Groups:
+        return _groups(measured.setdefault(name, _measured(name)).runs)
 
-    rows, chosen, last = [], [], None
-    for name, rate, run in (each for line in lines for each in _chosen(line, runs_of)):
-        cells = groups(measured[name])[rate, run]
-        low, high = results.interval(cells)
-        row = [
-            "" if (name, rate) == last else f"{name}, {rate:g}/s",
-            _label(run, _experiment(name)),
-            _percent(mean(cell.slo_attainment for cell in cells))
-            + (f" ({_percent(low)}-{_percent(high)})" if low < high else ""),
-            _exact(cells),
-            _mean_of(cell.fp16_token_share for cell in cells),
-            *_latency(cells),
-        ]
-        rows.append(row)
+    rows, chosen = [], []
+    for label, cells in _chosen(lines, groups_of):
+        shares = [cell.slo_attainment for cell in cells]
+        low, high = min(shares), max(shares)
+        if len(cells) == 1:  # the bootstrap's interval
+            low, high = cells[0].slo_attainment_low, cells[0].slo_attainment_high
+        kept = _percent(mean(shares))
+        kept += f" ({_percent(low)}-{_percent(high)})" if low < high and not brief else ""
+        fp16_tokens = [] if brief else [_mean_of(cell.fp16_token_share for cell in cells)]
+        rows.append([*label, kept, _exact(cells), *fp16_tokens, *_latency(cells)])
         chosen.append(cells)
-        last = name, rate
-    headings = ["load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %", *LATENCIES]
+    headings = [*HEADINGS[: 4 if brief else 5], "TTFT p50/p90, ms", "TPOT p50/p90, ms"]
     failed = [sum(sum(cell.errors.values()) for cell in cells) for cells in chosen]
     worst = [
         [cell.slo_attainment_worst_10s for cell in cells if cell.slo_attainment_worst_10s is not None]
@@ -118,7 +119,7 @@ def services(*lines: str) -> str:
     ]
     if any(failed):
         headings, rows = [*headings, "failed"], [[*row, str(count)] for row, count in zip(rows, failed, strict=True)]
-    if all(worst):
+    if all(worst) and not brief:
         headings = [*headings, "in the SLO in the worst 10 s, %"]
         rows = [[*row, _percent(min(each))] for row, each in zip(rows, worst, strict=True)]
     facts = {name: [_cards(found.machine), *_load_facts(name, found.runs)] for name, found in measured.items()}
@@ -129,42 +130,25 @@ def predicted(*lines: str) -> str:
     """Return the simulated rows that the lines name: means over the seeds."""
     simulated: dict[str, Predictions] = {}
 
-    def by_policy(name: str) -> dict[tuple[float, str], list[Prediction]]:
-        cells: dict[tuple[float, str], list[Prediction]] = {}
-        for each in simulated.setdefault(name, _predicted(name)).runs:
-            cells.setdefault((each.rate_rps, each.policy), []).append(each)
-        return cells
+    def groups_of(name: str) -> Groups:
+        return _groups(simulated.setdefault(name, _predicted(name)).runs)
 
-    rows, last = [], None
-    for name, rate, run in (each for line in lines for each in _chosen(line, lambda name: _by_rate(by_policy(name)))):
-        group = by_policy(name)[rate, run]
-        row = [
-            "" if (name, rate) == last else f"{name}, {rate:g}/s",
-            _label(run, _experiment(name)),
+    rows = [
+        [
+            *label,
             _percent(mean(each.slo_attainment for each in group)),
             _mean_of(each.exact_answer_share for each in group),
             _mean_of(each.fp16_token_share for each in group),
             f"{mean(each.ttft_ms.p90 for each in group):.0f}",
             f"{mean(each.tpot_ms.p90 for each in group):.1f}",
         ]
-        rows.append(row)
-        last = name, rate
-    headings = ["load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %", "TTFT p90, ms", "TPOT p90, ms"]
+        for label, group in _chosen(lines, groups_of)
+    ]
     facts = {
-        name: [
-            f"`{found.table}`, {found.front_ms:g} ms beside the engine",
-            *_load_facts(name, found.runs),
-        ]
+        name: [f"`{found.table}`, {found.front_ms:g} ms beside the engine", *_load_facts(name, found.runs)]
         for name, found in simulated.items()
     }
-    return under(_conditions("predict", facts), markdown(headings, rows))
-
-
-def _by_rate(cells: Iterable[tuple[float, str]]) -> dict[float, list[str]]:
-    found: dict[float, list[str]] = {}
-    for rate, run in cells:
-        found.setdefault(rate, []).append(run)
-    return found
+    return under(_conditions("predict", facts), markdown([*HEADINGS, "TTFT p90, ms", "TPOT p90, ms"], rows))
 
 
 def _load_facts(name: str, runs: Sequence[Cell | Prediction]) -> list[str]:
@@ -226,26 +210,6 @@ def _exact(cells: Sequence[Cell]) -> str:
     return _mean_of(KNOWN_EXACT.get(cell.system, cell.exact_answer_share) for cell in cells)
 
 
-def readme() -> str:
-    """Return the README's table."""
-    name, rate = README_LOAD
-    measured, experiment = _measured(name), _experiment(name)
-    found = {NAMES[run]: cells for (at, run), cells in groups(measured).items() if at == rate and run in NAMES}
-    where = f"{SHAPES[experiment.shape or '']}, {_gpus(experiment)}, {rate:g} requests/s"
-    rows = [
-        [
-            "" if number else where,
-            "**this service, default**" if system == DEFAULT else system,
-            _percent(mean(c.slo_attainment for c in found[system])),
-            _exact(found[system]),
-            *_latency(found[system]),
-        ]
-        for number, system in enumerate(README_SYSTEMS)
-    ]
-    facts = {name: [_cards(measured.machine), *_load_facts(name, measured.runs)]}
-    return under(_conditions("run", facts), markdown(["", "", "in the SLO, %", "exact answers, %", *LATENCIES], rows))
-
-
 def accuracy(*lines: str) -> str:
     """Return the largest error of the simulator in any run, by line, ``GROUP: NAME NAME``, and precision."""
     rows = []
@@ -295,4 +259,4 @@ def _errors(pairs: Sequence[tuple[Cell, Prediction]]) -> list[str]:
     ]
 
 
-TABLES = {"readme": readme, "services": services, "predicted": predicted, "accuracy": accuracy}
+TABLES = {"brief": partial(services, brief=True), "services": services, "predicted": predicted, "accuracy": accuracy}

@@ -4,9 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-MOST_KINDS = 8  # told by name; the rest together
 KIND_CHARS = 120
-OTHERS = "others"
 MOST_SHOWN = 3  # in a sentence
 _STATUS = re.compile(r"HTTP \d{3}")
 _MESSAGE = re.compile(r'"message":\s*"((?:[^"\\]|\\.)*)')  # of an OpenAI error, of which the end may be cut off
@@ -20,18 +18,14 @@ def error_kinds(errors: Iterable[str]) -> dict[str, int]:
     Args:
         errors: as in ``RequestRecord.error``: ``HTTP 429: {"error": {"message": ...}}``, ``not sent``, ...
     """
-    counted = Counter(map(_kind, errors)).most_common()
-    kinds = dict(counted[:MOST_KINDS])
-    if rest := sum(count for _, count in counted[MOST_KINDS:]):
-        kinds[OTHERS] = kinds.get(OTHERS, 0) + rest
-    return kinds
+    return dict(Counter(map(_kind, errors)).most_common())
 
 
 def most_frequent(kinds: Mapping[str, int]) -> str:
     """The most frequent kinds with their counts, for a sentence; what is left out is counted."""
-    named = sorted(((text, count) for text, count in kinds.items() if text != OTHERS), key=lambda item: -item[1])
-    parts = [f"{count} x {text}" for text, count in named[:MOST_SHOWN]]
-    if rest := sum(kinds.values()) - sum(count for _, count in named[:MOST_SHOWN]):
+    shown = Counter(kinds).most_common(MOST_SHOWN)
+    parts = [f"{count} x {text}" for text, count in shown]
+    if rest := sum(kinds.values()) - sum(count for _, count in shown):
         parts.append(f"{rest} for other reasons")
     return ", ".join(parts)
 

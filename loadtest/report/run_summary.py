@@ -12,28 +12,20 @@ from loadtest.report.error_kinds import error_kinds, most_frequent
 from nestedfp.answers import Answer
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles, percentiles
-from workload.records import Policy, RequestRecord, ServiceReplica, ServiceStatus, TimelineSample
+from workload.records import Policy, RequestRecord, ServiceReplica, TimelineSample
 from workload.slo import Slo
 
 LATE_MS = 50.0  # lateness from which the client disturbs what it measures
 LATE_SHARE = 0.01  # of the requests; with more of them late the run says nothing about the service
 
 
-class RunSummary(FrozenModel):
-    """The numbers of one policy's run."""
+class LoadFigures(FrozenModel):
+    """What is told of one run under one load, here and in the summary of an experiment."""
 
-    policy: Policy
+    policy: str
     requests: int
-    errors: int
-    error_kinds: dict[str, int]
-    rate_rps: float  # offered: planned requests over the arrival window
-    duration_s: float  # of the arrival window
-    drained_s: float  # end of the last answer
-    slo: Slo
     ttft_ms: Percentiles
     tpot_ms: Percentiles
-    itl_ms: Percentiles  # single gaps between chunks, all requests together
-    dispatch_lag_ms: Percentiles
     slo_attainment: float
     goodput_rps: float
     output_tokens_per_s: float  # over the arrival window and the drain
@@ -44,11 +36,25 @@ class RunSummary(FrozenModel):
     switches: int | None  # all replicas together, from status
     k_changes_per_minute: float | None = None  # of the number of exact replicas, from status; None: not reported
     fp8_reasons: dict[str, int] | None = None  # FP8 steps, likewise, by what asked for them; None: not told
+    late_starts: int  # requests that left more than 50 ms late
+    valid: bool  # the client was on time, and at least one request was answered
+
+
+class RunSummary(LoadFigures):
+    """The numbers of one policy's run."""
+
+    policy: Policy
+    errors: int
+    error_kinds: dict[str, int]
+    rate_rps: float  # offered: planned requests over the arrival window
+    duration_s: float  # of the arrival window
+    drained_s: float  # end of the last answer
+    slo: Slo
+    itl_ms: Percentiles  # single gaps between chunks, all requests together
+    dispatch_lag_ms: Percentiles
     max_waiting: int | None
     replicas_fewest: int | None = None  # whose engines answered at any time of the run; None: no status
     replicas_most: int | None = None
-    late_starts: int  # requests that left more than 50 ms late
-    valid: bool  # the client was on time, and at least one request was answered
     invalid_because: str | None = None
     path_saturated_share: float | None = None  # of the samples: the HTTP frontend was the limit; None: no status
 
@@ -99,17 +105,12 @@ def exact_answer_share(records: Iterable[RequestRecord], asked: str | None = Non
     return sum(told) / len(told) if told else None
 
 
-def statuses(samples: Iterable[TimelineSample]) -> list[ServiceStatus]:
-    """The statuses of the samples that have one."""
-    return [sample.status for sample in samples if sample.status is not None]
-
-
 def counter_growth(samples: Sequence[TimelineSample], count_of: Callable[[ServiceReplica], int]) -> int:
     """Growth of a counter over the run, summed over replicas; one that falls has started again at zero."""
     growth = 0
-    for before, after in pairwise(statuses(samples)):
-        old = {replica.id: count_of(replica) for replica in before.replicas}
-        for replica in after.replicas:
+    for before, after in pairwise(samples):
+        old = {replica.id: count_of(replica) for replica in before.status.replicas}
+        for replica in after.status.replicas:
             count = count_of(replica)
             if replica.id in old:
                 growth += count - old[replica.id] if count >= old[replica.id] else count
@@ -118,7 +119,10 @@ def counter_growth(samples: Sequence[TimelineSample], count_of: Callable[[Servic
 
 def exact_replica_changes(samples: Sequence[TimelineSample]) -> int:
     """How often the number of replicas that the controller wants exact was another one than in the sample before."""
-    exact = [sum(replica.directed == "fp16" for replica in status.replicas) for status in statuses(samples)]
+    exact = [
+        sum(replica.directed == "fp16" for replica in status.replicas)
+        for status in (sample.status for sample in samples)
+    ]
     return sum(before != after for before, after in pairwise(exact))
 
 
@@ -128,8 +132,8 @@ def fp8_reasons(samples: Sequence[TimelineSample]) -> dict[str, int] | None:
     def growth(name: str) -> int:
         return counter_growth(samples, lambda replica: replica.fp8_reasons.get(name, 0))
 
-    names = {name for status in statuses(samples) for replica in status.replicas for name in replica.fp8_reasons}
-    if not names or len(statuses(samples)) < 2:
+    names = {name for sample in samples for replica in sample.status.replicas for name in replica.fp8_reasons}
+    if not names or len(samples) < 2:
         return None
     grown = {name: count for name in sorted(names) if (count := growth(name))}
     return dict(sorted(grown.items(), key=lambda item: -item[1]))
@@ -144,7 +148,7 @@ def summarise(
     count = len(records)
     ends_s = [record.intended_s + record.latency_ms / 1e3 for record in records if record.latency_ms is not None]
     drained_s = max([duration_s, *ends_s])
-    told = statuses(samples)
+    told = [sample.status for sample in samples]
     late = sum(r.dispatch_lag_ms is not None and r.dispatch_lag_ms > LATE_MS for r in records)
     kinds = error_kinds(record.error for record in records if record.error is not None)
     invalid = _invalid(late, kinds, count)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import sqrt
 
 from loadtest.report.error_kinds import most_frequent
-from loadtest.report.run_summary import LATE_MS, RunSummary
+from loadtest.report.run_summary import RunSummary
 
 TARGET = 0.95  # attainment from which a run "meets the SLO"
 FEW_REQUESTS = 100
@@ -20,12 +20,12 @@ NAMES = {"fp16": "FP16 only", "fp8": "FP8 only", "adaptive": "adaptive"}
 def verdict(runs: Sequence[RunSummary]) -> tuple[str, ...]:
     """Sentences, the most important first; cautions last."""
     by_policy = {run.policy: run for run in runs}
-    lines: list[str] = []
     fp16, fp8, adaptive = by_policy.get("fp16"), by_policy.get("fp8"), by_policy.get("adaptive")
+    lines: list[str] = []
     if fp16 and adaptive:
-        lines.append(_against_fp16(adaptive, fp16))
+        lines.append(_compare(adaptive, fp16))
     if fp8 and adaptive:
-        lines.insert(1, _against_fp8(adaptive, fp8))
+        lines += [_exact(adaptive), _compare(adaptive, fp8)]
     if fp16 and fp8:
         lines.append(_compare(fp8, fp16))
     lines.extend(_alone(run) for run in runs if run.policy not in NAMES)
@@ -36,53 +36,29 @@ def _alone(run: RunSummary) -> str:
     return f"{run.policy}: {_percent(run.slo_attainment)} of requests within the SLO. The server ran as it is: no directives."
 
 
-def _differs(a: RunSummary, b: RunSummary) -> bool:
-    variance = sum(run.slo_attainment * (1 - run.slo_attainment) / run.requests for run in (a, b))
-    return abs(a.slo_attainment - b.slo_attainment) > max(1.96 * sqrt(variance), 1 / min(a.requests, b.requests))
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _against_fp16(adaptive: RunSummary, fp16: RunSummary) -> str:
-    ours, theirs = _percent(adaptive.slo_attainment), _percent(fp16.slo_attainment)
-    if not _differs(adaptive, fp16):
-        why = (
-            "; the load was too low to tell them apart"
-            if min(a.slo_attainment for a in (adaptive, fp16)) > TARGET
-            else ""
-        )
-        return f"Not shown: adaptive {ours} and FP16 only {theirs} of requests within the SLO do not differ{why}."
-    if adaptive.slo_attainment < fp16.slo_attainment:
-        return f"Not shown: adaptive is worse, {ours} of requests within the SLO against {theirs} for FP16 only."
-    if adaptive.slo_attainment >= TARGET > fp16.slo_attainment:
-        return f"Adaptive meets the SLO ({ours} of requests) where FP16 only misses it ({theirs})."
-    return (
-        f"Adaptive keeps {ours} of requests within the SLO, FP16 only {theirs}; the target of {_percent(TARGET)} "
-        + ("is met by both." if fp16.slo_attainment >= TARGET else "is met by neither.")
+def _compare(run: RunSummary, other: RunSummary) -> str:
+    kept, others = run.slo_attainment, other.slo_attainment
+    name, than = NAMES[run.policy], NAMES[other.policy]
+    variance = sum(each.slo_attainment * (1 - each.slo_attainment) / each.requests for each in (run, other))
+    if abs(kept - others) <= max(1.96 * sqrt(variance), 1 / min(run.requests, other.requests)):
+        return f"Not shown: {name} and {than} do not differ ({_percent(kept)} and {_percent(others)} of requests within the SLO)."
+    name = name[0].upper() + name[1:]
+    if run.policy == "adaptive" and kept >= TARGET > others:
+        return f"{name} meets the SLO ({_percent(kept)} of requests) where {than} misses it ({_percent(others)})."
+    relation = "more" if kept > others else "fewer"
+    return f"{name} keeps {relation} requests within the SLO than {than} ({_percent(kept)} against {_percent(others)})."
+
+
+def _exact(adaptive: RunSummary) -> str:
+    answers, tokens = (
+        "an untold share" if share is None else _percent(share)
+        for share in (adaptive.exact_answer_share, adaptive.fp16_token_share)
     )
-
-
-def _against_fp8(adaptive: RunSummary, fp8: RunSummary) -> str:
-    share = adaptive.fp16_token_share
-    ran = "did not disclose its precision" if share is None else f"ran {_percent(share)} of its tokens in exact FP16"
-    if adaptive.exact_answer_share is not None:
-        ran = f"gave {_percent(adaptive.exact_answer_share)} of its answers exactly, {ran}"
-    if _differs(adaptive, fp8):
-        relation = "more" if adaptive.slo_attainment > fp8.slo_attainment else "fewer"
-        kept = f"kept {relation} requests within the SLO than FP8 only"
-    else:
-        kept = "kept as many requests within the SLO as FP8 only"
-    return f"Adaptive {ran} and {kept} ({_percent(adaptive.slo_attainment)} against {_percent(fp8.slo_attainment)})."
-
-
-def _compare(fp8: RunSummary, fp16: RunSummary) -> str:
-    ours, theirs = _percent(fp8.slo_attainment), _percent(fp16.slo_attainment)
-    if not _differs(fp8, fp16):
-        return f"Not shown: that FP8 helps at this load (FP8 only {ours}, FP16 only {theirs} within the SLO)."
-    relation = "more" if fp8.slo_attainment > fp16.slo_attainment else "fewer"
-    return f"FP8 only keeps {relation} requests within the SLO than FP16 only ({ours} against {theirs})."
+    return f"Adaptive gave {answers} of its answers exactly, and ran {tokens} of its tokens in FP16."
 
 
 def _cautions(run: RunSummary) -> list[str]:
@@ -100,11 +76,6 @@ def _cautions(run: RunSummary) -> list[str]:
             f"Caution: {name}: INVALID, the client was the limit: {run.invalid_because} (p99 "
             f"{run.dispatch_lag_ms.p99 or 0:.0f} ms); the lateness is in their latencies. The sender lacks CPU."
         )
-    elif run.late_starts:
-        cautions.append(
-            f"Caution: {name}: the client was busy: {run.late_starts} requests left more than {LATE_MS:g} ms late; "
-            "this is in the latencies."
-        )
     if run.replicas_fewest is not None and run.replicas_fewest < (run.replicas_most or 0):
         cautions.append(
             f"Caution: {name}: {run.replicas_fewest} to {run.replicas_most} replicas answered during the run."
@@ -113,10 +84,6 @@ def _cautions(run: RunSummary) -> list[str]:
         cautions.append(
             f"Caution: {name}: the HTTP frontend was the limit in {_percent(run.path_saturated_share or 0)} of the samples, by the "
             "service's own status. Precision changes little of such latencies."
-        )
-    if run.policy not in NAMES and run.switches is not None:
-        cautions.append(
-            f"Caution: {name}: the server has a controller, which chose the precision; --policies fp16,fp8,adaptive directs it."
         )
     if (kept := run.exact_answer_share_of_pinned) is not None and kept < 1.0:
         cautions.append(f"Caution: {name}: only {_percent(kept)} of the answers that must be exact were exact.")

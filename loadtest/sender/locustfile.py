@@ -12,7 +12,6 @@ keep-alive connection, no retry.
 
 import itertools
 import time
-from collections.abc import Callable
 from typing import IO, Any
 
 import gevent  # type: ignore[import-untyped]
@@ -41,7 +40,7 @@ class Sender:
         self._key = key
         self.start_s = 0.0
         self.recorded: set[int] = set()
-        self.ending = Event()  # no more requests begin
+        self.ended = Event()  # of the closed loop: no more requests begin
         self.sent = 0
         self.errors = 0
         self._closed_loop = itertools.count()
@@ -62,8 +61,8 @@ class Sender:
         """The next request of the closed loop; the list starts again when it ends."""
         return next(self._closed_loop)
 
-    def send(self, index: int, intended_s: float, body: bytes, report: Callable[..., Any]) -> bool:
-        """Send one request, read its stream, write its record and report it to Locust; False when it failed."""
+    def send(self, index: int, intended_s: float, body: bytes) -> bool:
+        """Send one request, read its stream and write its record; False when it failed."""
         answer = Answering()
         error: str | None = None
         sent_s = self.now_s()
@@ -80,7 +79,7 @@ class Sender:
             error = CUT
         except Exception as problem:  # whatever broke the connection is the result of this request, not of the run
             error = f"{type(problem).__name__}: {problem}"
-        return self._record(index, intended_s, sent_s, self.now_s(), answer, error, report)
+        return self._record(index, intended_s, sent_s, answer, error)
 
     def record_unsent(self) -> None:
         """Record the planned requests that were never sent: they are failures, not missing data."""
@@ -88,16 +87,8 @@ class Sender:
             if index not in self.recorded:
                 self._write(self._base(index, request.at_s, None), "not sent: the run ended before")
 
-    def _record(
-        self,
-        index: int,
-        intended_s: float,
-        sent_s: float,
-        end_s: float,
-        received: Answering,
-        error: str | None,
-        report: Callable[..., Any],
-    ) -> bool:
+    def _record(self, index: int, intended_s: float, sent_s: float, received: Answering, error: str | None) -> bool:
+        latency_ms = (self.now_s() - intended_s) * 1e3
         streamed = received.status == 200
         answer = parse_stream(lines_of(received.pieces if streamed else ()))
         asked = self._request(index).output_tokens
@@ -106,7 +97,6 @@ class Sender:
         if error is None and answer.output_tokens != asked:
             error = f"{WRONG_LENGTH}: {asked} asked for, got {answer.output_tokens}"
         chunk_ms = tuple(round((at_s - intended_s) * 1e3, 3) for at_s in answer.chunk_times)
-        latency_ms = (end_s - intended_s) * 1e3
         measured = {
             "status": received.status,
             "output_tokens": answer.output_tokens,
@@ -118,14 +108,6 @@ class Sender:
             "model": answer.model,
         }
         self._write(self._base(index, intended_s, sent_s) | measured, error)
-        report(
-            request_type="POST",
-            name=PATH,
-            response_time=latency_ms,
-            response_length=sum(len(piece) for _, piece in received.pieces),
-            exception=error,
-            context={},
-        )
         return error is None
 
     def _base(self, index: int, intended_s: float, sent_s: float | None) -> dict[str, Any]:
@@ -163,7 +145,7 @@ class TraceUser(User):
     def fire(self) -> None:
         """Send the request."""
         intended_s = self.sender.plan.requests[self.index].at_s
-        self.sender.send(self.index, intended_s, self.body, self.environment.events.request.fire)
+        self.sender.send(self.index, intended_s, self.body)
         raise StopUser
 
 
@@ -177,9 +159,9 @@ class ProbeUser(User):
     @task
     def fire(self) -> None:
         """Send the next request of the list; after a failure pause, so that a service that refuses is not flooded."""
-        if self.sender.ending.is_set():
+        if self.sender.ended.is_set():
             raise StopUser
         index = self.sender.next_closed_index()
         body = self.sender.body(index)
-        if not self.sender.send(index, self.sender.now_s(), body, self.environment.events.request.fire):
-            self.sender.ending.wait(FAILED_PAUSE_S)  # the kill that cut a request has been taken note of, and spent
+        if not self.sender.send(index, self.sender.now_s(), body):
+            self.sender.ended.wait(FAILED_PAUSE_S)  # the kill that cut a request has been taken note of, and spent

@@ -44,7 +44,6 @@ class SendPlan(FrozenModel):
 
     ``open``: each request is sent at its ``at_s``, whatever happened to the earlier ones. ``closed``: users send one request after
     another, in the order of the list, for ``duration_s``.
-    A sender that gets SIGTERM begins no more requests; those in flight have ``drain_s`` to end.
     """
 
     kind: Literal["open", "closed"]
@@ -55,7 +54,7 @@ class SendPlan(FrozenModel):
     model: str
     requests: tuple[PlannedRequest, ...]
     duration_s: Annotated[float, Field(gt=0)]
-    drain_s: Annotated[float, Field(ge=0)] = 0.0  # after the last arrival or SIGTERM, then what is left is cut
+    drain_s: Annotated[float, Field(ge=0)] = 0.0  # after the last arrival, then what is left is cut
     users: Annotated[int, Field(ge=1)] = 1
     request_timeout_s: Annotated[float, Field(gt=0)]
     seed: int

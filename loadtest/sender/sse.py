@@ -22,8 +22,7 @@ class ParsedStream:
 
     chunk_times: tuple[float, ...]  # chunks that carried tokens
     output_tokens: int  # from usage, or the number of chunks when usage is missing
-    complete: bool  # [DONE] was seen
-    error: str | None
+    error: str | None  # None: [DONE] was seen
     precision_tokens: PrecisionTokens | None
     model: str | None
 
@@ -42,32 +41,30 @@ def parse_stream(lines: Iterable[tuple[float, bytes]]) -> ParsedStream:
     chunk_times: list[float] = []
     usage: dict[str, Any] = {}
     model: str | None = None
+    error: str | None = UNFINISHED
     for at, line in lines:
         if not line.startswith(b"data:"):  # comments, event names, blank separators
             continue
         data = line[5:].strip()
         if data == b"[DONE]":
-            return ParsedStream(tuple(chunk_times), _tokens(usage, chunk_times), True, None, _precision(usage), model)
+            error = None
+            break
         try:
             event = json.loads(data)
         except ValueError:
-            return _failed(f"expected JSON in the stream, got {data[:80]!r}", chunk_times, usage, model)
+            event = None
         if not isinstance(event, dict):
-            return _failed(f"expected a JSON object in the stream, got {data[:80]!r}", chunk_times, usage, model)
-        if event.get("error"):
-            error = event["error"]
-            text = error.get("message", error) if isinstance(error, dict) else error
-            return _failed(f"error in the stream: {text}", chunk_times, usage, model)
+            error = f"expected a JSON object in the stream, got {data[:80]!r}"
+            break
+        if told := event.get("error"):
+            error = f"error in the stream: {told.get('message', told) if isinstance(told, dict) else told}"
+            break
         model = event.get("model") or model
         if event.get("choices"):
             chunk_times.append(at)
         if isinstance(event.get("usage"), dict):
             usage = event["usage"]
-    return _failed(UNFINISHED, chunk_times, usage, model)
-
-
-def _failed(error: str, chunk_times: list[float], usage: dict[str, Any], model: str | None) -> ParsedStream:
-    return ParsedStream(tuple(chunk_times), _tokens(usage, chunk_times), False, error, _precision(usage), model)
+    return ParsedStream(tuple(chunk_times), _tokens(usage, chunk_times), error, _precision(usage), model)
 
 
 def _tokens(usage: dict[str, Any], chunk_times: list[float]) -> int:

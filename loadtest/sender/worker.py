@@ -9,7 +9,6 @@ is gone.
 import gc
 import logging
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -38,7 +37,6 @@ def main(plan_path: Path) -> None:
     runner = environment.create_local_runner()
     with plan.records_path.open("w", encoding="utf-8") as records:
         sender = Sender(plan, addresses(url)[0], urlsplit(url).netloc, records, key)
-        gevent.signal_handler(signal.SIGTERM, sender.ending.set)
         run = _run_closed if plan.kind == "closed" else _run_open
         run(sender, environment, runner)
     _emit(sender, runner, "end")
@@ -49,14 +47,11 @@ def _run_open(sender: Sender, environment: Environment, runner: LocalRunner) -> 
     bodies = [sender.body(index) for index in range(len(plan.requests))]  # before the clock starts: it costs CPU
     _start(sender, runner, lead_s=LEAD_S)
     for index, request in enumerate(plan.requests):
-        if sender.ending.wait(max(request.at_s - sender.now_s(), 0)):
-            break
+        gevent.sleep(max(request.at_s - sender.now_s(), 0))
         TraceUser(environment, sender, index, bodies[index]).start(runner.user_greenlets)
-    told = sender.ending.is_set()
-    runner.user_greenlets.join(timeout=plan.drain_s if told else max(plan.bound_s - sender.now_s(), 0))
+    runner.user_greenlets.join(timeout=max(plan.bound_s - sender.now_s(), 0))
     runner.user_greenlets.kill(block=True)
-    if not told:
-        sender.record_unsent()
+    sender.record_unsent()
 
 
 def _run_closed(sender: Sender, environment: Environment, runner: LocalRunner) -> None:
@@ -64,9 +59,8 @@ def _run_closed(sender: Sender, environment: Environment, runner: LocalRunner) -
     _start(sender, runner, lead_s=0.0)
     for _ in range(plan.users):
         ProbeUser(environment, sender).start(runner.user_greenlets)
-    if sender.ending.wait(plan.duration_s - sender.now_s()):
-        runner.user_greenlets.join(timeout=plan.drain_s)
-    sender.ending.set()
+    gevent.sleep(plan.duration_s - sender.now_s())
+    sender.ended.set()
     runner.user_greenlets.kill(block=True)
 
 

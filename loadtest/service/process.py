@@ -47,12 +47,12 @@ class Started(NamedTuple):
     Attributes:
         url: of its routes.
         key: of its admin routes.
-        pid: of the outermost process.
+        process: the outermost one.
     """
 
     url: str
     key: str
-    pid: int
+    process: "subprocess.Popen[bytes]"
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def started_service(
             start_new_session=True,  # Ctrl-C reaches only this process, which then stops the service
         )
     try:
-        yield Started(_wait_ready(process, log_path, limit_s, progress, url), admin_key, process.pid)
+        yield Started(_wait_ready(process, log_path, limit_s, progress, url), admin_key, process)
     finally:
         progress("stopping the service")
         stop(process, STOP_LIMIT_S)

@@ -61,7 +61,6 @@ class Cluster:
         self._present_since_s: dict[Replica, float] = {}
         self._replica_s = 0.0
         self.records: list[DecisionRecord] = []
-        self.desired_replicas: int | None = None
         self._observe, self._observe_every_s = observe, observe_every_s
         self._samples: list[Any] = []
 
@@ -159,7 +158,6 @@ class Cluster:
         self._tell(now_s)
         if effects.record is not None:
             self.records.append(effects.record)
-        self.desired_replicas = effects.desired_replicas
         if self._scenario.max_replicas is not None:
             self._scale(now_s, effects.desired_replicas)
 

@@ -1,61 +1,39 @@
 """One request on its way through the simulated cluster. Times are seconds of the simulated clock."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 SimOutcome = Literal["pending", "finished", "shed", "refused"]
 
 
+@dataclass(slots=True, eq=False)
 class SimRequest:
-    """What happened to a request.
+    """What happened to a request."""
 
-    ``computed`` are the tokens that have KV entries; ``target`` those that prefill must compute: the prompt, and after a preemption
-    also the answer so far. From then on it decodes.
-    """
-
-    __slots__ = (
-        "arrived_s",
-        "completion_fp8",
-        "completion_fp16",
-        "computed",
-        "finished_s",
-        "first_s",
-        "generated",
-        "has_room",
-        "index",
-        "is_fast",
-        "outcome",
-        "output_tokens",
-        "pinned",
-        "preemptions",
-        "prompt_fp8",
-        "prompt_fp16",
-        "prompt_tokens",
-        "queued_s",
-        "target",
+    index: int
+    arrived_s: float
+    prompt_tokens: int
+    output_tokens: int
+    pinned: bool = False
+    queued_s: float = 0.0  # when the engine has it
+    is_fast: bool = False  # a step has computed something of it in FP8
+    has_room: bool = False  # its engine had room for its prompt when it came
+    outcome: SimOutcome = "pending"
+    first_s: float = 0.0
+    finished_s: float = 0.0
+    generated: int = 0
+    target: int = (
+        0  # tokens that prefill must compute: the prompt, after a preemption also the answer so far; then it decodes
     )
+    computed: int = 0  # tokens that have KV entries
+    preemptions: int = 0
+    prompt_fp16: int = 0
+    prompt_fp8: int = 0
+    completion_fp16: int = 0
+    completion_fp8: int = 0
 
-    def __init__(
-        self, index: int, arrived_s: float, prompt_tokens: int, output_tokens: int, pinned: bool = False
-    ) -> None:
-        self.index = index
-        self.arrived_s = arrived_s
-        self.queued_s = arrived_s  # when the engine has it
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.pinned = pinned
-        self.is_fast = False  # a step has computed something of it in FP8
-        self.has_room = False  # its engine had room for its prompt when it came
-        self.outcome: SimOutcome = "pending"
-        self.first_s = 0.0
-        self.finished_s = 0.0
-        self.generated = 0
-        self.target = prompt_tokens
-        self.computed = 0
-        self.preemptions = 0
-        self.prompt_fp16 = 0
-        self.prompt_fp8 = 0
-        self.completion_fp16 = 0
-        self.completion_fp8 = 0
+    def __post_init__(self) -> None:
+        self.target = self.prompt_tokens
 
     @property
     def ttft_ms(self) -> float:

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from nestedfp.modes import Mode
-from simulator.arguments import make_parser
 from simulator.engine.cost_table import TABLE, EngineLimits, EngineTable, FitError, StepTimeModel, write_table
 from simulator.errors import SimulationError
 from simulator.fit import observations as obs
@@ -91,10 +90,10 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
         mixed_steps=not args.cpu,
         async_scheduling=not args.cpu,
     )
-    fitted = {
-        mode: fit_cost(tuple(step for file in steps for step in obs.step_observations(file, args.model, mode)))
-        for mode in Mode
-    }
+    (fp16, fit_fp16), (fp8, fit_fp8) = (
+        fit_cost([step for file in steps for step in obs.step_observations(file, args.model, mode)])
+        for mode in (Mode.FP16, Mode.FP8)
+    )
     return EngineTable(
         model=args.model,
         gpu=args.gpu,
@@ -102,17 +101,22 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
         command="python -m simulator fit " + " ".join(args.command),
         sources=tuple(file.source for file in files),
         engine=limits,
-        fp16=fitted[Mode.FP16][0],
-        fp8=fitted[Mode.FP8][0],
-        fit_fp16=fitted[Mode.FP16][1],
-        fit_fp8=fitted[Mode.FP8][1],
+        fp16=fp16,
+        fp8=fp8,
+        fit_fp16=fit_fp16,
+        fit_fp8=fit_fp8,
         start_costs=None if start is None else obs.start_costs(start, args.model),
     )
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments."""
-    parser = make_parser("fit", __doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m simulator fit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "--steps-csv", type=Path, nargs="+", metavar="CSV", required=True, help="single steps, of an engine each"
     )
@@ -143,12 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SimulationError, OSError, ValueError) as error:
         print(f"fit: {error}", file=sys.stderr)
         return 1
-    for mode, cost, fit in ((Mode.FP16, table.fp16, table.fit_fp16), (Mode.FP8, table.fp8, table.fit_fp8)):
+    for mode, fit in ((Mode.FP16, table.fit_fp16), (Mode.FP8, table.fit_fp8)):
         print(
-            f"{mode}: step_ms = {cost.fixed_ms:.3f} + {cost.per_token_us * 1e-3:.5f} tokens "
-            f"+ {cost.over_knee_us * 1e-3:.5f} max(0, tokens - {cost.knee_tokens}) "
-            f"+ {cost.per_decode_us * 1e-3:.5f} decodes + {cost.per_kv_token_ns * 1e-6:.3g} kv_tokens; "
-            f"{fit.observations} observations, relative error median {100 * fit.median_relative:.1f} %, "
+            f"{mode}: {fit.observations} observations, relative error median {100 * fit.median_relative:.1f} %, "
             f"max {100 * fit.max_relative:.1f} %"
         )
     print(f"table: {args.out}")

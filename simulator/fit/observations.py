@@ -8,7 +8,6 @@ Two kinds of files, with ``#`` comment lines above the header:
 
 import csv
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +66,9 @@ def read_csv(path: Path, columns: tuple[str, ...]) -> Csv:
 def step_observations(file: Csv, model: str, mode: Mode) -> tuple[StepTiming, ...]:
     """The single steps of a model in one precision."""
     observations = []
-    for row in _of(file, model, mode):
+    for row in file.rows:
+        if (row["model"], row["system"]) != (model, f"nestedfp_{mode}"):
+            continue
         prefill, decodes, kv_tokens = (int(_number(file, row, name)) for name in STEP_COLUMNS[2:5])
         observations.append(StepTiming(prefill + decodes, decodes, kv_tokens, _number(file, row, "step_ms") * 1e-3))
     return tuple(observations)
@@ -87,10 +88,6 @@ def start_costs(file: Csv, model: str) -> tuple[tuple[int, float, float], ...]:
         if tokens != int(tokens):
             raise SimulationError(f"{file.source.file}: tokens: expected a whole number, got {tokens}")
     return tuple((int(tokens), fp16_ms, fp8_ms) for tokens, fp16_ms, fp8_ms in numbers)
-
-
-def _of(file: Csv, model: str, mode: Mode) -> Iterator[dict[str, str]]:
-    return (row for row in file.rows if row["model"] == model and row["system"] == f"nestedfp_{mode}")
 
 
 def _number(file: Csv, row: dict[str, str], name: str) -> float:

@@ -22,7 +22,7 @@ def test_an_engine_has_a_process_its_rows_are_merged_and_one_that_fails_leaves_n
     out = tmp_path / "rows.csv"
     words = ["--models", "llama-8b", "--batches", "2,1", "--lengths", "8:4", "--engine", json.dumps(ENGINE)]
     assert engine_offline.main([*words, "--systems", "none,nestedfp", "--out", str(out)]) == 1
-    assert "none on llama-8b has ended without a row" in capsys.readouterr().err
+    assert "error: none on llama-8b has ended with exit status 1" in capsys.readouterr().err
     comments, columns, rows = results_csv.read(out)
     assert tuple(columns) == engine_offline.COLUMNS
     systems = ("nestedfp_fp16", "nestedfp_fp8")

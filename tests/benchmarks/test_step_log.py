@@ -3,9 +3,6 @@
 Run: ``pytest -q tests/benchmarks/test_step_log.py``
 """
 
-import subprocess
-import sys
-
 import pytest
 from processes import ROOT, run_json
 
@@ -47,15 +44,3 @@ def test_an_engine_logs_every_step_and_its_precision_for_the_fit(tmp_path):
         # Prompts of 20, 30 and 100 tokens in steps of at most 64, and four more tokens each: what each attends to, added up.
         assert sum(step.kv_tokens for step in found) >= sum(range(20, 24)) + sum(range(30, 34))
         assert all(0 < step.seconds < 60 for step in found)
-
-
-def test_a_logging_worker_without_a_folder_says_what_it_needs():
-    said = subprocess.run(
-        [sys.executable, "-c", "from benchmarks.steps.logged_worker import log_folder; log_folder()"],
-        cwd=ROOT,
-        env={"PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "RuntimeError: a logging worker needs STEP_LOG_FOLDER, the folder of its logs; it is not set" in said.stderr

@@ -1,12 +1,9 @@
 """Experiments: what a configuration may say, what is sent to the load test, what a campaign starts and kills."""
 
-import contextlib
-import http.server
-import json
 import shutil
-import threading
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from experiment_settings import written
@@ -16,6 +13,7 @@ from deploy.environment import free_ports
 from experiments import __main__ as command
 from experiments import campaign, config, predict, results, systems
 from experiments.config import ExperimentError
+from loadtest.service.admin import ServiceClient
 from simulator.fit.observations import STEP_COLUMNS, read_csv
 
 CONFIGS = Path("experiments/configs")
@@ -108,50 +106,34 @@ def test_wrong_arguments_end_with_a_sentence_and_status_two(tmp_path, capsys):
     assert "No such file" in capsys.readouterr().err
 
 
-@contextlib.contextmanager
-def status_server(*answers):
-    """Give the URL of a server whose status routes answer so, one after the other, the last one for ever.
+def status_client(*answers):
+    """A client of a service whose status routes answer so, one after the other.
 
     Each says of each replica whether it is stale, None where it is not ready; or is None: no controller.
     """
     left = list(answers)
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            now = left.pop(0) if len(left) > 1 else left[0]
-            replicas = [
-                {"id": str(i), "mode": "fp16", "ready": stale is not None, "stale": bool(stale)}
-                for i, stale in enumerate(now or ())
-            ]
-            body = json.dumps({"mode": "fp16", "epoch": 1, "replicas": replicas}).encode()
-            self.send_response(200 if now is not None else 503)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def status(_):
+        now = left.pop(0)
+        told = [
+            {"id": str(i), "mode": "fp16", "ready": s is not None, "stale": bool(s)} for i, s in enumerate(now or ())
+        ]
+        body = {"mode": "fp16", "epoch": 1, "replicas": told}
+        return httpx.Response(200 if now is not None else 503, json=body)
 
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    return ServiceClient("http://127.0.0.1:1", None, httpx.MockTransport(status))
 
 
 def test_a_load_waits_for_replicas_that_were_killed(monkeypatch):
     monkeypatch.setattr(systems, "POLL_S", 0.01)
     said = []
-    with status_server([False], [False, True], [False, None], None, [False, False]) as url:
-        systems.wait_until_whole(url, 2, 20, said.append)
+    answers = ([False], [False, True], [False, None], None, [False, False])
+    systems.wait_until_whole(status_client(*answers), 2, 20, said.append)
     assert said == ["waiting: 1 of 2 replicas answer"]
-    with status_server([False, False]) as url:
-        systems.wait_until_whole(url, 2, 0, said.append)
+    systems.wait_until_whole(status_client([False, False]), 2, 0, said.append)
     assert len(said) == 1
-    with (
-        status_server([False, True]) as url,
-        pytest.raises(ExperimentError, match="expected 2 replicas to answer within 0 s, 1 do"),
-    ):
-        systems.wait_until_whole(url, 2, 0, said.append)
+    with pytest.raises(ExperimentError, match="expected 2 replicas to answer within 0 s, 1 do"):
+        systems.wait_until_whole(status_client([False, True]), 2, 0, said.append)
 
 
 @pytest.mark.serve
@@ -161,39 +143,27 @@ def test_an_experiment_runs_policies_on_one_service_kills_what_it_should_and_sum
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
     path = tmp_path / "live.yaml"
     live = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
-    live["load"] = {
-        "start_s": 0,
-        "duration_s": 4,
-        "rates_rps": [2],
-        "cooldown_s": 0,
-        "drain_s": 30,
-        "settle_limit_s": 60,
-    }
+    live["load"] = {"start_s": 0, "duration_s": 4, "rates_rps": [2]}
+    live["load"] |= {"cooldown_s": 0, "drain_s": 30, "settle_limit_s": 60}
     live["runs"] = [run for run in live["runs"] if "system" not in run]  # not the peer
     live["runs"][-1]["kill"]["at_s"] = 2
     live |= {"name": "live", "slo": {"ttft_ms": 60000, "tpot_ms": 60000}}
     path.write_text(yaml.safe_dump(live))
-    words = [
-        "run",
-        str(path),
-        "--trace",
-        str(trace),
-        "--out",
-        str(tmp_path / "out"),
-        "--step-log",
-        str(tmp_path / "steps"),
-    ]
+    words = ["run", str(path), "--trace", str(trace), "--out", str(tmp_path / "out")]
+    words += ["--step-log", str(tmp_path / "steps")]
     try:
         assert command.main([*words, "--port", str(free_ports(1)[0]), "--results", str(tmp_path)]) == 0
     finally:
-        for log in (tmp_path / "out" / "logs").glob("*.log"):
+        for log in (tmp_path / "out" / "logs").glob("*/*.log"):
             print(log.read_text()[-2000:])
     found = {cell.policy: cell for cell in results.read(tmp_path / "live").runs}
     assert set(found) == {"fp16", "deadlines", "killed"}
     assert capsys.readouterr().out.count("killed controller") == 1
     assert all(cell.requests == 8 and not cell.errors for cell in found.values()), found
     assert found["fp16"].fp16_token_share == 1
-    kept = [path.read_text(errors="replace") for path in (tmp_path / "out" / "logs" / "replicas").iterdir()]
+    kept = [
+        path.read_text(errors="replace") for path in (tmp_path / "out" / "logs" / "nestedfp" / "replicas").iterdir()
+    ]
     assert any("Finished initializing replica" in text for text in kept), "no engine's log is kept"
     logged = [row for path in (tmp_path / "steps").iterdir() for row in read_csv(path, STEP_COLUMNS).rows]
     assert sum(int(row["prefill_tokens"]) for row in logged) >= 24 * 40

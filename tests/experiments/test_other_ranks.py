@@ -24,16 +24,6 @@ def test_step_costs_of_another_shape_come_out_as_they_were_measured():
     assert derived.engine.kv_tokens == pytest.approx(measured.engine.kv_tokens, rel=0.03)
 
 
-def test_one_rank_of_the_same_shape_has_the_measured_costs():
-    table, shape = read_table(TABLE_24B), SHAPES["mistral-24b"]
-    derived = other_ranks.derive(table, shape, shape, 1)
-    assert (derived.fp16, derived.fp8, derived.engine) == (table.fp16, table.fp8, table.engine)
-    assert derived.start_costs is None is table.start_costs
-    timed = read_table(TABLE_24B_LOAD)
-    for found, known in zip(other_ranks.derive(timed, shape, shape, 1).start_costs, timed.start_costs, strict=True):
-        assert found == pytest.approx(known)
-
-
 @pytest.mark.parametrize(
     ("model", "ranks", "most", "fp16_off", "fp8_off"),
     [
@@ -60,14 +50,3 @@ def test_what_engines_of_more_ranks_timed_at_their_start_is_near_what_one_rank_s
         if tokens <= most:
             assert fp16_ms == pytest.approx(float(row["fp16_ms"]), rel=fp16_off)
             assert fp8_ms == pytest.approx(float(row["fp8_ms"]), rel=fp8_off)
-
-
-def test_more_ranks_shorten_the_weights_part_and_add_sums():
-    table, shape = read_table(TABLE_24B), SHAPES["mistral-24b"]
-    two, four = (other_ranks.derive(table, shape, shape, ranks) for ranks in (2, 4))
-    sums_ms = 2 * shape.layers * other_ranks.ALL_REDUCE_US * 1e-3
-    rest_ms = 2 * table.fp8.fixed_ms - table.fp16.fixed_ms  # of one step, whatever its weights
-    weights_ms = table.fp16.fixed_ms - rest_ms
-    assert two.fp16.fixed_ms == pytest.approx(rest_ms + weights_ms / 2 + sums_ms)
-    assert four.fp16.fixed_ms == pytest.approx(rest_ms + weights_ms / 4 + sums_ms)
-    assert four.engine.kv_tokens > 2 * two.engine.kv_tokens > 4 * table.engine.kv_tokens

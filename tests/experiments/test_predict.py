@@ -9,6 +9,7 @@ from experiments import __main__ as command
 from experiments import config, predict
 from experiments.config import ExperimentError
 from simulator.engine.cost_table import read_table
+from simulator.errors import SimulationError
 
 
 @pytest.mark.slow
@@ -57,13 +58,13 @@ def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_
     limits = copy.engine
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_tokens) == (7, 64, 512)
     assert (limits.kv_tokens, copy.fp16, copy.fp8) == (measured.engine.kv_tokens, measured.fp16, measured.fp8)
-    with pytest.raises(config.ExperimentError, match="make one with python -m simulator fit"):
+    with pytest.raises(SimulationError, match="make one with python -m simulator fit"):
         predict.limited_table(tmp_path / "none.json", experiment)
 
 
 def test_a_prediction_for_ranks_or_shapes_that_nothing_tells_of_says_so(tmp_path):
     ranks = {"tensor_parallel_size": 2}
-    with pytest.raises(ExperimentError, match="weights of 141 GB do not fit into the 73 GB"):
+    with pytest.raises(SimulationError, match="weights of 141 GB do not fit into the 73 GB"):
         predict.limited_table(TABLE_24B, config.load(written(tmp_path, shape="llama-70b")))
     unknown = tmp_path / "unknown.json"
     unknown.write_text(TABLE_24B.read_text().replace('"mistral-24b"', '"phi-4"'))

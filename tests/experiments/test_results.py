@@ -4,33 +4,21 @@ import json
 
 import pytest
 from experiment_settings import SLO, written
+from loadtest_builders import make_record
 
 from experiments import __main__ as command
 from experiments import config, results
 from experiments.config import ExperimentError
 from loadtest.report.run_summary import summarise
-from workload.records import PrecisionTokens, RequestRecord, write_jsonl
+from workload.records import write_jsonl
 
 
-def request(index, ttft_ms=100.0, gap_ms=20.0, tokens=11, precision="fp16", error=None):
-    return RequestRecord(
-        policy="adaptive",
-        index=index,
-        intended_s=index,
-        sent_s=index,
-        prompt_tokens=50,
-        max_tokens=tokens,
-        output_tokens=0 if error else tokens,
-        status=None if error else 200,
-        error=error,
-        ttft_ms=None if error else ttft_ms,
-        tpot_ms=None if error else gap_ms,
-        latency_ms=None if error else ttft_ms + gap_ms * (tokens - 1),
-        chunk_ms=() if error else tuple(ttft_ms + gap_ms * i for i in range(tokens)),
-        precision_tokens=None
-        if error
-        else PrecisionTokens.model_validate({"prompt": {precision: 50}, "completion": {precision: tokens}}),
-    )
+def request(index, ttft_ms=100.0, gap_ms=20.0, precision="fp16", error=None):
+    times = {"ttft_ms": ttft_ms, "tpot_ms": gap_ms, "latency_ms": ttft_ms + 10 * gap_ms}
+    tokens = {"precision_tokens": {"prompt": {precision: 50}, "completion": {precision: 11}}}
+    if error is not None:
+        times, tokens = dict.fromkeys(times), {"precision_tokens": None, "status": None, "error": error}
+    return make_record(index, output_tokens=0 if error else 11, chunk_ms=(), **times, **tokens)
 
 
 def reported(out, run, rate, seed, records):

@@ -28,5 +28,4 @@ def test_what_cannot_be_made_is_said(tmp_path, capsys):
     assert steps.main([str(tmp_path / "o"), "--lengths", str(tmp_path / "none"), "--rates", "1"]) == 2
     assert "cannot read the trace" in capsys.readouterr().err
     for rates in ("1,x", "-1", "nan"):
-        with pytest.raises(SystemExit):
-            steps.main([str(tmp_path / "o"), "--lengths", "t", f"--rates={rates}"])
+        assert steps.main([str(tmp_path / "o"), "--lengths", "t", f"--rates={rates}"]) == 2

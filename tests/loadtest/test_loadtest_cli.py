@@ -1,56 +1,42 @@
 """The command line: its errors, and one whole load test. Run: python -m pytest tests/loadtest/test_loadtest_cli.py"""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from loadtest_builders import FAKE, fake_service
 
 from loadtest import session
 from loadtest.cli import main, parse_config
-from loadtest.service.process import started_service
 
 pytestmark = pytest.mark.slow
 
-FAKE = [sys.executable, str(Path(__file__).parents[1].joinpath("loadtest_fake_service.py"))]
+URL = "--url http://127.0.0.1:1"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        ([], "give either --config FILE (starts the service) or --url URL"),
-        (["--config", "x", "--url", "http://127.0.0.1:1"], "give either --config FILE"),
-        (["--url", "http://10.0.0.1:8000"], "the load goes to this machine only"),
-        (
-            ["--url", "http://10.0.0.1:8000", "--allow-host", "10.0.0.2"],
-            "or 10.0.0.2 as --allow-host says, got '10.0.0.1'",
-        ),
-        (["--config", "x", "--allow-host", "a"], "--allow-host and --admin-key-file are for a running service"),
-        (["--url", "127.0.0.1:8000"], "expected a URL such as http://127.0.0.1:8000, got '127.0.0.1:8000'"),
-        (
-            ["--url", "http://127.0.0.1:1", "--policies", "fp16,fast"],
-            "--policies: expected different ones of fp16,fp8,",
-        ),
-        (
-            ["--url", "http://127.0.0.1:1", "--policies", "plain,fp16"],
-            "a plain run takes no directives and stands alone",
-        ),
-        (["--url", "http://127.0.0.1:1", "--policies", "plain vllm"], "or plain-NAME, got plain vllm"),
-        (["--url", "http://127.0.0.1:1", "--policies", "probe"], "got probe"),
-        (["--url", "http://127.0.0.1:1", "--policies", "fp16,fp16"], "expected different ones of fp16,fp8,adaptive"),
-        (["--url", "http://127.0.0.1:1", "--policies", ","], "got none"),
-        (["--url", "http://127.0.0.1:1", "--duration", "-5"], "--duration: Input should be greater than 0, got -5"),
-        (
-            ["--url", "http://127.0.0.1:1", "--duration", "1e9"],
-            "--duration: Input should be less than or equal to 3600",
-        ),
-        (["--url", "http://127.0.0.1:1", "--duration", "nan"], "--duration: Input should be"),
-        (["--url", "http://127.0.0.1:1", "--bogus"], "unrecognized arguments: --bogus"),
+        ("", "give either --config FILE (starts the service) or --url URL"),
+        (f"--config x {URL}", "give either --config FILE"),
+        ("--url http://10.0.0.1:8000", "the load goes to this machine only"),
+        ("--url http://10.0.0.1:8000 --allow-host 10.0.0.2", "or 10.0.0.2 as --allow-host says, got '10.0.0.1'"),
+        ("--config x --allow-host a", "--allow-host and --admin-key-file are for a running service"),
+        ("--url 127.0.0.1:8000", "expected a URL such as http://127.0.0.1:8000, got '127.0.0.1:8000'"),
+        (f"{URL} --policies fp16,fast", "--policies: expected different ones of fp16,fp8,"),
+        (f"{URL} --policies plain,fp16", "a plain run takes no directives and stands alone"),
+        (f"{URL} --policies plain=vllm", "or plain-NAME, got plain=vllm"),
+        (f"{URL} --policies probe", "got probe"),
+        (f"{URL} --policies fp16,fp16", "expected different ones of fp16,fp8,adaptive"),
+        (f"{URL} --policies ,", "got none"),
+        (f"{URL} --duration -5", "--duration: Input should be greater than 0, got -5"),
+        (f"{URL} --duration 1e9", "--duration: Input should be less than or equal to 3600"),
+        (f"{URL} --duration nan", "--duration: Input should be"),
+        (f"{URL} --bogus", "unrecognized arguments: --bogus"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message, capsys):
+def test_wrong_arguments_are_named(words, message, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(arguments)
+        main(words.split())
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -142,7 +128,7 @@ GIVEN = "--rate 10 --duration 1 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-
 
 def run_against(tmp_path, options: list[str], flags: str) -> dict:
     """A load test of a running stand-in; returns its summary."""
-    with started_service([*FAKE, *options], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
+    with fake_service(tmp_path, *options) as (url, *_):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     return json.loads((folder / "summary.json").read_text())
@@ -169,7 +155,7 @@ def test_a_load_test_of_which_nothing_was_answered_fails_and_says_why(answered, 
     flags = (
         "--policies plain --start 0 --rate 3 --duration 1 --drain 10 --cooldown 0 --slo-ttft-ms 500 --slo-tpot-ms 100"
     )
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
+    with fake_service(tmp_path, "--plain") as (url, *_):
         status = main(["--url", url, "--out", str(tmp_path / "runs"), "--trace", str(trace), *flags.split()])
     (folder,) = (tmp_path / "runs").iterdir()
     (run,) = json.loads((folder / "summary.json").read_text())["runs"]
@@ -184,18 +170,9 @@ def test_a_load_test_of_which_nothing_was_answered_fails_and_says_why(answered, 
         assert f"loadtest: plain: {run['invalid_because']}" in told.err
 
 
-def test_a_model_that_is_not_served_is_said_before_a_request_is_sent(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("NESTEDFP_ADMIN_KEY", raising=False)
-    flags = f"--policies plain --model other {GIVEN}"
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
-        assert main(["--url", url, "--out", str(tmp_path / "runs"), *flags.split()]) == 2
-    assert f"--model: expected one that {url} serves, fake-model, got other" in capsys.readouterr().err
-    assert list((tmp_path / "runs").iterdir()) == []
-
-
 def test_a_server_without_a_controller_is_told_how_to_be_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NESTEDFP_ADMIN_KEY", "k")
-    with started_service([*FAKE, "--plain"], tmp_path / "log", 30.0, lambda _: None) as (url, *_):
+    with fake_service(tmp_path, "--plain") as (url, *_):
         assert main(["--url", url, "--out", str(tmp_path / "runs"), *GIVEN.split()]) == 1
     assert "a server without a controller takes no directives: give --policies plain" in capsys.readouterr().err
 

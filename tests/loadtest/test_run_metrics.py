@@ -6,15 +6,7 @@ from loadtest_builders import SLO, failed, make_record, make_sample
 from loadtest.report.run_summary import counter_growth, exact_answer_share, fp8_reasons, summarise
 from loadtest.report.verdict import verdict
 from loadtest.report.write import table_row
-from workload.percentiles import percentiles
 from workload.records import PrecisionTokens, ServiceStatus, TimelineSample
-
-
-def test_percentiles_interpolate_and_nothing_gives_none():
-    values = percentiles(float(v) for v in range(101))
-    assert (values.p50, values.p90, values.p99) == (50.0, 90.0, 99.0)
-    assert percentiles([1.0, 2.0]).p90 == pytest.approx(1.9)
-    assert percentiles([]).p50 is None
 
 
 def test_a_run_is_summarised_as_by_hand():
@@ -89,14 +81,13 @@ def test_reasons_for_fp8_are_told_over_all_replicas_the_most_frequent_first():
     assert fp8_reasons([told(0.0, {}), told(1.0, {})]) is None
 
 
-def test_late_requests_make_a_run_invalid_and_a_few_are_said():
+def test_late_requests_make_a_run_invalid_and_a_few_do_not():
     late = [make_record(i, sent_s=i + (0.08 if i < 30 else 0.001)) for i in range(1000)]
     run = summarise(late, [], SLO, 1000.0)
     assert (run.late_starts, run.valid) == (30, False)
     assert "30 of 1000 requests left more than 50 ms late" in "\n".join(verdict([run]))
     run = summarise(late[25:], [], SLO, 1000.0)
     assert (run.late_starts, run.valid, run.invalid_because) == (5, True, None)
-    assert "the client was busy: 5 requests left more than 50 ms late" in "\n".join(verdict([run]))
 
 
 def refused(index):

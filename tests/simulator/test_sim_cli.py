@@ -9,7 +9,7 @@ import pytest
 from sim_builders import FP8, FP16, exit_status, make_arrivals
 
 from simulator import run
-from simulator.bench import Load, make_config, make_requests
+from simulator.bench import arrivals, make_config, make_requests
 from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import StepTimeModel, read_table
 from simulator.errors import SimulationError
@@ -27,14 +27,14 @@ STEP_HEADER = ",".join(observations.STEP_COLUMNS)
 
 def test_a_trace_is_brought_to_a_rate_and_what_no_engine_computes_is_repaired():
     trace = make_arrivals((0.0, 1, 1), (10.0, 0, 5), (11.0, 5, 0), (12.0, 4000, 97), (30.0, 1, 1))
-    load = Load(trace, 5.0, 20.0)
-    assert load.arrivals(None, 0) == make_arrivals((5.0, 0, 5), (6.0, 5, 0), (7.0, 4000, 97))
-    sizes = [(each.prompt_tokens, each.output_tokens) for each in make_requests(load.arrivals(None, 0), Scenario())]
+    window = arrivals(trace, 5.0, 20.0, None, 0)
+    assert window == make_arrivals((5.0, 0, 5), (6.0, 5, 0), (7.0, 4000, 97))
+    sizes = [(each.prompt_tokens, each.output_tokens) for each in make_requests(window, Scenario())]
     assert sizes == [(1, 5), (5, 1), (4000, 97)]
-    assert len(load.arrivals(0.1, 0)) == 2
-    assert len(Load(trace).arrivals(0.1, 0)) == 3
+    assert len(arrivals(trace, 5.0, 20.0, 0.1, 0)) == 2
+    assert len(arrivals(trace, 0.0, None, 0.1, 0)) == 3
     with pytest.raises(TraceError, match=r"from 100 s holds no request \(the trace ends at 30 s\)"):
-        Load(trace, 100.0, 20.0).arrivals(None, 0)
+        arrivals(trace, 100.0, 20.0, None, 0)
 
 
 def test_poisson_arrivals_are_poisson_and_bursts_are_not():
@@ -86,15 +86,30 @@ def test_a_fit_to_single_steps_finds_the_model_that_made_them(tmp_path: Path, no
     assert table.fit_fp16.median_relative <= noise + 1e-4
 
 
-def test_an_engine_goes_by_what_it_measured_at_its_start_where_the_table_says_that(tmp_path: Path):
-    steps, start = tmp_path / "steps.csv", tmp_path / "start.csv"
+def fitted(folder: Path, start: str | None) -> int:
+    """Fit a table of ``folder`` with these start costs; return the exit status."""
     sizes = [(p, d, d * 50) for p in (0, 16, 128, 512, 2048) for d in (1, 8, 64)]
-    steps.write_text(STEP_HEADER + "\n" + measured(FP16, sizes, 0.0))
-    start.write_text("model,tokens,fp16_ms,fp8_ms\nother,1,1,1\nm,1,9.5,5.5\nm,64,12,8\n")
-    words = ["--steps-csv", str(steps), "--model", "m", "--kv-tokens", "1000", "--out", str(tmp_path / "t.json")]
-    assert fit.main([*words, "--start-costs", str(start)]) == 0
+    (folder / "steps.csv").write_text(STEP_HEADER + "\n" + measured(FP16, sizes, 0.0))
+    words = [
+        "--steps-csv",
+        str(folder / "steps.csv"),
+        "--model",
+        "m",
+        "--kv-tokens",
+        "1000",
+        "--out",
+        str(folder / "t.json"),
+    ]
+    if start is not None:
+        (folder / "start.csv").write_text("model,tokens,fp16_ms,fp8_ms\n" + start)
+        words += ["--start-costs", str(folder / "start.csv")]
+    return fit.main(words)
+
+
+def test_an_engine_goes_by_what_it_measured_at_its_start_where_the_table_says_that(tmp_path: Path):
+    assert fitted(tmp_path, "other,1,1,1\nm,1,9.5,5.5\nm,64,12,8\n") == 0
     assert read_table(tmp_path / "t.json").step_costs().times_ms(64) == (12.0, 8.0)
-    assert fit.main(words) == 0
+    assert fitted(tmp_path, None) == 0
     expected_ms = pytest.approx(1e3 * FP16.step_s(64, 0, 0), rel=1e-3)
     assert read_table(tmp_path / "t.json").step_costs().times_ms(64)[0] == expected_ms
 
@@ -111,12 +126,7 @@ def test_an_engine_goes_by_what_it_measured_at_its_start_where_the_table_says_th
 def test_broken_start_costs_end_the_fit_with_one_message(
     rows: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    steps, start = tmp_path / "steps.csv", tmp_path / "start.csv"
-    sizes = [(p, d, d * 50) for p in (0, 16, 128, 512, 2048) for d in (1, 8, 64)]
-    steps.write_text(STEP_HEADER + "\n" + measured(FP16, sizes, 0.0))
-    start.write_text("model,tokens,fp16_ms,fp8_ms\n" + rows)
-    words = ["--steps-csv", str(steps), "--model", "m", "--kv-tokens", "1000", "--out", str(tmp_path / "t.json")]
-    assert fit.main([*words, "--start-costs", str(start)]) == 1
+    assert fitted(tmp_path, rows) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "t.json").exists()
 
@@ -188,33 +198,30 @@ def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
     assert json.loads((tmp_path / "o.json").read_text())["rate_rps"] == pytest.approx(5, rel=0.5)
 
 
+ON_A_TRACE = "--trace {trace} --policy static_fp16"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        ((), "expected one of --trace and --generate"),
-        (("--trace", "{trace}"), "expected --policy NAME"),
-        (("--trace", "{trace}", "--policy", "best"), "--policy: expected one of exact_first"),
-        (("--trace", "missing.csv", "--policy", "static_fp16"), "missing.csv: cannot read the trace"),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--rate", "-1"), "--rate: expected requests"),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--rate", "nan"), "--rate: expected requests"),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--replicas", "0"), "replicas: "),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--start", "9999"), "choose another --start"),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--table", "{trace}"), "not an engine table"),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--config", "{trace}"), "expected keys and values"),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--json", "no/such/folder.json"), "does not exist"),
-        (
-            ("--trace", "{trace}", "--policy", "static_fp16", "--json", "simulator"),
-            "expected a file to write, got a folder",
-        ),
-        (("--trace", "{trace}", "--policy", "static_fp16", "--rate", "1e-9"), "less than one request"),
-        (
-            ("--generate", "poisson", "--policy", "threshold", "--start", "5"),
-            "--start: of the window of a --trace",
-        ),
+        ("", "expected one of --trace and --generate"),
+        ("--trace {trace}", "expected --policy NAME"),
+        ("--trace {trace} --policy best", "--policy: expected one of exact_first"),
+        ("--trace missing.csv --policy static_fp16", "missing.csv: cannot read the trace"),
+        (f"{ON_A_TRACE} --rate -1", "--rate: expected requests"),
+        (f"{ON_A_TRACE} --rate nan", "--rate: expected requests"),
+        (f"{ON_A_TRACE} --replicas 0", "replicas: "),
+        (f"{ON_A_TRACE} --start 9999", "choose another --start"),
+        (f"{ON_A_TRACE} --table {{trace}}", "not an engine table"),
+        (f"{ON_A_TRACE} --config {{trace}}", "expected keys and values"),
+        (f"{ON_A_TRACE} --json no/such/folder.json", "--json: expected a file in a folder that exists"),
+        (f"{ON_A_TRACE} --json simulator", "--json: expected a file in a folder that exists"),
+        (f"{ON_A_TRACE} --rate 1e-9", "less than one request"),
+        ("--generate poisson --policy threshold --start 5", "--start: of the window of a --trace"),
     ],
 )
 def test_wrong_arguments_end_with_one_line_and_status_2(
-    arguments: tuple[str, ...], message: str, trace: Path, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, trace: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert simulate(*(argument.format(trace=trace) for argument in arguments)) == 2
+    assert simulate(*words.format(trace=trace).split()) == 2
     assert message in capsys.readouterr().err

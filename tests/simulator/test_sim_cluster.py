@@ -9,7 +9,7 @@ from sim_builders import make_requests, make_table, policy_config
 from controller.config import ControllerConfig
 from controller.messages import Directive, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode, Mode
-from simulator.bench import Load, simulate
+from simulator.bench import arrivals, simulate
 from simulator.cluster.cluster import Cluster, RunResult
 from simulator.cluster.replica import Replica
 from simulator.cluster.scenario import Scenario
@@ -41,8 +41,8 @@ def test_the_same_seed_gives_the_same_run():
 
 def test_more_load_is_never_better_and_fp8_carries_more():
     def simulated(policy: str, rate_rps: float) -> SimulationSummary:
-        arrivals = Load(duration_s=LOAD_S, bursts=True).arrivals(rate_rps, seed=1)
-        return simulate(TABLE, arrivals, policy_config(policy), Scenario(replicas=2), lambda: 0.0)[0]
+        load = arrivals(None, 0.0, LOAD_S, rate_rps, 1, bursts=True)
+        return simulate(TABLE, load, policy_config(policy), Scenario(replicas=2), lambda: 0.0)[0]
 
     runs = [simulated("static_fp16", rate_rps) for rate_rps in (10, 24, 40)]
     waits = [summary.ttft_ms.p90 for summary in runs]

@@ -1,12 +1,9 @@
-"""The simulated engine: conservation, order, KV limits, preemption. Run: python -m pytest tests/simulator/test_sim_engine.py"""
+"""The simulated engine: what steps take, in which order, by which rule. Run: python -m pytest tests/simulator/test_sim_engine.py"""
 
-import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sim_builders import FP8, FP16, make_requests, make_table
+from sim_builders import FP8, FP16, drive, make_requests, make_table
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_rule import StepRule
@@ -16,25 +13,11 @@ from simulator.engine.request import SimRequest
 
 pytestmark = pytest.mark.slow
 
-FOREVER_S = 1e9
-
 
 def serve(table: EngineTable, requests: Sequence[SimRequest], mode: DirectiveMode = DirectiveMode.FP16) -> Engine:
     engine = Engine(table)
     engine.directive = mode
-    for request in requests:
-        engine.advance(request.arrived_s)
-        engine.add(request.arrived_s, request)
-    engine.advance(FOREVER_S)
-    return engine
-
-
-def random_requests(seed: int, count: int, rate_rps: float, longest: int = 1500) -> list[SimRequest]:
-    rng, now_s, sizes = random.Random(seed), 0.0, []
-    for _ in range(count):
-        now_s += rng.expovariate(rate_rps)
-        sizes.append((now_s, rng.randint(1, longest), rng.randint(1, 200)))
-    return make_requests(*sizes)
+    return drive(engine, requests)
 
 
 def test_a_request_alone_takes_one_prefill_step_and_one_step_a_token():
@@ -70,45 +53,13 @@ def test_decodes_come_before_prompts_and_a_step_filled_ahead_sees_arrivals_later
     assert requests[1].computed == 2047
 
 
-@settings(max_examples=15)
-@given(seed=st.integers(0, 1000), rate=st.sampled_from([5.0, 30.0, 200.0]), kv=st.sampled_from([4000, 20_000, 100_000]))
-def test_every_token_is_accounted_for_and_nothing_is_left_behind(seed: int, rate: float, kv: int):
-    requests = random_requests(seed, 120, rate)
-    table = make_table(kv_tokens=kv)
-    engine = Engine(table)
-    rng = random.Random(seed)
-    for request in requests:
-        engine.advance(request.arrived_s)
-        assert 0 <= engine.used_blocks <= engine.total_blocks
-        engine.direct(rng.choice([DirectiveMode.FP16, DirectiveMode.FP8]), StepRule())
-        engine.add(request.arrived_s, request)
-    while engine.ends_s < FOREVER_S:
-        engine.advance(engine.ends_s)
-        assert 0 <= engine.used_blocks <= engine.total_blocks
-        assert len(engine.running) <= table.engine.max_num_seqs
-    for request in requests:
-        assert request.outcome == "finished"
-        assert request.prompt_fp16 + request.prompt_fp8 == request.prompt_tokens
-        assert request.completion_fp16 + request.completion_fp8 == request.output_tokens
-        assert request.arrived_s < request.first_s <= request.finished_s
-    needed = sum(request.prompt_tokens + request.output_tokens - 1 for request in requests)
-    assert sum(engine.stats.tokens.values()) >= needed
-    if engine.preemptions == 0:
-        assert sum(engine.stats.tokens.values()) == needed
-    assert (engine.used_blocks, engine.waiting_tokens, len(engine.running), len(engine.waiting)) == (0, 0, 0, 0)
-    assert engine.ongoing == 0
-
-
 def test_pins_and_step_rule_decide_like_the_live_engine():
     rule = StepRule(fp8_step_tokens=500)
     engine = Engine(make_table())
     engine.directive, engine.rule = DirectiveMode.AUTO, rule
     small, large = make_requests((0.0, 100, 3), (1.0, 1000, 3))
     pinned = SimRequest(2, 2.0, 1000, 3, pinned=True)
-    for request in (small, large, pinned):
-        engine.advance(request.arrived_s)
-        engine.add(request.arrived_s, request)
-    engine.advance(FOREVER_S)
+    drive(engine, (small, large, pinned))
     assert (small.prompt_fp16, small.prompt_fp8) == (100, 0)
     assert (large.prompt_fp16, large.prompt_fp8, large.completion_fp8) == (0, 1000, 1)  # decodes are small steps
     assert (pinned.prompt_fp16, pinned.prompt_fp8) == (1000, 0)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from sim_builders import drive, make_requests
 
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import TABLE, EngineTable, StepTimeModel, read_table
 from simulator.engine.engine import Engine
-from simulator.engine.request import SimRequest
 from simulator.simulation_summary import met
 from workload.slo import Slo
 
@@ -68,12 +68,9 @@ def slow_table() -> EngineTable:
 def directed(table: EngineTable, sizes: list[tuple[float, int, int]], rule: StepRule | None) -> tuple[float, float]:
     """Return the share of requests within the SLO, and of tokens in FP16, under a rule; without one all in FP8."""
     engine = Engine(table)
-    requests = [SimRequest(number, *size) for number, size in enumerate(sizes)]
+    requests = make_requests(*sizes)
     engine.direct(DirectiveMode.FP8 if rule is None else DirectiveMode.AUTO, rule or StepRule())
-    for request in requests:
-        engine.advance(request.arrived_s)
-        engine.add(request.arrived_s, request)
-    engine.advance(1e9)
+    drive(engine, requests)
     exact, fp8 = engine.stats.tokens.values()
     return float(np.mean([met(request, SLO) for request in requests])), exact / (exact + fp8)
 

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from sim_builders import make_requests, make_table
+from sim_builders import drive, make_requests, make_table
 
 from benchmarks.engine.engine_shapes import SHAPES
 from experiments.other_ranks import derive
@@ -38,17 +38,19 @@ def test_every_token_is_counted_once_and_pinned_requests_are_exact(ahead: bool, 
         for request in requests:
             request.pinned = not others and rng.random() < 0.2
             engine.advance(request.arrived_s)
+            assert 0 <= engine.used_blocks <= engine.total_blocks
             if rng.random() < others:
                 engine.direct(*rng.choice(DIRECTIVES))
             engine.add(request.arrived_s, request)
         engine.direct(*DIRECTIVES[0])
         engine.advance(1e9)
         assert not engine.busy
-        assert engine.used_blocks == engine.waiting_tokens == 0
+        assert engine.used_blocks == engine.waiting_tokens == engine.ongoing == 0
         computed = 0
         for request in requests:
             fp8 = request.prompt_fp8 + request.completion_fp8
             assert request.outcome == "finished"
+            assert request.arrived_s < request.first_s <= request.finished_s
             assert request.prompt_fp16 + request.prompt_fp8 == request.prompt_tokens
             assert request.completion_fp16 + request.completion_fp8 == request.output_tokens
             assert not (request.pinned and fp8), "a pinned request in FP8"
@@ -101,10 +103,7 @@ def in_the_slo(directive: DirectiveMode, per_s: float) -> tuple[float, float]:
         now_s += rng.expovariate(per_s)
         sizes.append((now_s, rng.randint(50, 750), rng.randint(20, 150)))
     requests = make_requests(*sizes)
-    for request in requests:
-        engine.advance(request.arrived_s)
-        engine.add(request.arrived_s, request)
-    engine.advance(1e9)
+    drive(engine, requests)
     kept = [r.ttft_ms <= 190 and (r.tpot_ms or 0) <= 33.3 for r in requests]
     exact = [r.prompt_fp8 + r.completion_fp8 == 0 for r in requests]
     return sum(kept) / len(kept), sum(exact) / len(exact)

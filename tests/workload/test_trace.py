@@ -59,7 +59,7 @@ def test_slightly_swapped_times_are_sorted():
         ((), "got an empty file"),
         ((HEADER,), "got only a header"),
         (("TIMESTAMP,ContextTokens", "2023-11-16 00:00:00,1"), "t.csv:1: .*missing: GeneratedTokens"),
-        ((HEADER, FIRST, "2023-11-16 18:15:47,1"), "t.csv:3: expected 3 columns, got 2"),
+        ((HEADER, FIRST, "2023-11-16 18:15:47,1"), "t.csv:3: expected 3 columns"),
         ((HEADER, "yesterday,1,1"), "t.csv:2: TIMESTAMP: .*got 'yesterday'"),
         ((HEADER, "2023-11-16 18:15:47,many,1"), "t.csv:2: ContextTokens: expected a whole number, got 'many'"),
         ((HEADER, "2023-11-16 18:15:47,1.5,1"), "t.csv:2: ContextTokens: expected a whole number"),
@@ -113,12 +113,6 @@ def test_the_synthetic_trace_has_the_stated_shape():
     assert 0.05 < (counts > 1.3 * counts.mean()).mean() < 0.3  # bursts take a small part of the time
 
 
-@pytest.mark.parametrize(("duration_s", "rate"), [(0, 1), (10, 0)])
-def test_the_synthetic_trace_refuses_nothing_to_draw(duration_s, rate):
-    with pytest.raises(ValueError, match="above 0"):
-        synthetic_trace(0, duration_s, rate)
-
-
 def even(count: int, gap_s: float = 1.0) -> tuple[Arrival, ...]:
     return tuple(Arrival(i * gap_s, 100, 10) for i in range(count))
 
@@ -151,8 +145,6 @@ def test_lengths_are_scaled_to_the_context_and_capped():
     assert (fitted[0].prompt_tokens, fitted[0].output_tokens) == (400, 7)
     _, scale = fit_lengths(arrivals[:1], Lengths(context_tokens=100_000))
     assert scale == 1.0  # never stretched
-    with pytest.raises(TraceError, match="at least 2 tokens, got 1"):
-        fit_lengths(arrivals, Lengths(context_tokens=1))
 
 
 @given(
