@@ -62,9 +62,8 @@ class ReplicaStatus(ReplicaState):
 
     id: str
     acked: bool  # reports the directive in force: its epoch, its mode and a running lease
-    stale: bool  # silent for longer than the guards allow, or its engine does not answer or make steps
+    stale: bool  # silent for longer than the guards allow
     age_s: Seconds  # since the last snapshot, by the controller's clock
-    fault: str | None = None  # what is wrong with it; None: nothing
     directed: DirectiveMode  # what it should have in force
     overridden: bool = False  # the operator's word for this replica alone
     ttft_p90_ms: Milliseconds | None  # None: no request in the window

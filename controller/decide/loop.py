@@ -23,6 +23,7 @@ from controller.policies.base import Decision
 from controller.protocol import NO_RULE, Content, DirectivePublisher, Stated, lease_expired
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import exact_steps
+from workload.slo import Slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +281,8 @@ class ControlLoop:
             self._since_s = now_s
 
 
-def _terms(config: ControllerConfig) -> tuple[tuple[float, float], Fallback, bool]:
+def _terms(config: ControllerConfig) -> tuple[Slo, Fallback, bool]:
     """What comes with every directive: the objectives, and what holds without a lease."""
     mode, rule = config.lapsed
     goes_on = POLICIES[config.policy.name].keeps_own_pace
-    return (config.slo.ttft_ms, config.slo.tpot_ms), Fallback(mode=mode, rule=rule), goes_on
+    return config.slo, Fallback(mode=mode, rule=rule), goes_on

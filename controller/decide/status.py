@@ -2,7 +2,7 @@
 
 from controller.audit import ReplicaStatus, Rung, StatusReport
 from controller.config import ControllerConfig
-from controller.decide.guards import STALE_AFTER_S, engine_fault
+from controller.decide.guards import STALE_AFTER_S
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import LadderState
 from controller.decide.overrides import Overrides
@@ -58,7 +58,6 @@ def status_report(
 def _replica(view: ReplicaView, publisher: DirectivePublisher, overridden: bool) -> ReplicaStatus:
     snapshot, rates = view.snapshot, view.rates
     heard = publisher.last_heard(snapshot.replica_id)
-    stuck = engine_fault(view)
     shared = {name: getattr(snapshot, name) for name in ReplicaState.model_fields}
     if heard is not None:
         shared["epoch"], shared["directive"] = heard
@@ -68,8 +67,7 @@ def _replica(view: ReplicaView, publisher: DirectivePublisher, overridden: bool)
         directed=publisher.content.mode_for(snapshot.replica_id),
         overridden=overridden,
         acked=publisher.acked(snapshot.replica_id),
-        stale=view.age_s > STALE_AFTER_S or stuck is not None,
-        fault=snapshot.fault or stuck,
+        stale=view.age_s > STALE_AFTER_S,
         age_s=view.age_s,
         path_saturated=path_limit.limits(view),
         ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,

@@ -6,7 +6,7 @@ Times are seconds of the replica's own monotonic clock.
 from dataclasses import dataclass
 
 from controller.messages import Directive, DirectiveAck, StandingOrder
-from controller.protocol.publisher import CONFLICT, NO_RULE
+from controller.protocol.publisher import NO_RULE
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 
@@ -60,18 +60,9 @@ class DirectiveFollower:
         return max(1, (self._directive.replicas or 1) if self._directive is not None else 1)
 
     def on_directive(self, now_s: float, directive: Directive) -> tuple[bool, DirectiveAck]:
-        """Take a directive in whatever order they arrive. Returns whether what is in force changed, and the answer."""
-        before, mine = self.in_force(now_s), self._directive
-        mode = directive.mode
-        if mine is not None and directive.epoch < mine.epoch:
-            outcome = "older_epoch"
-        elif mine is not None and directive.epoch == mine.epoch:
-            asked = (mode, directive.rule, directive.admission_scale)
-            outcome = "renewed" if asked == (mine.mode, mine.rule, mine.admission_scale) else CONFLICT
-        else:
-            outcome = "applied"
-        accepted = outcome in ("applied", "renewed")
-        if accepted:
+        """Take a directive unless it is older than the one in force. Returns whether what is in force changed, and the answer."""
+        before = self.in_force(now_s)
+        if directive.epoch >= self.epoch:
             self._directive = directive
             if directive.fallback is not None:
                 self._lapsed = directive.fallback.mode, directive.fallback.rule or NO_RULE
@@ -79,20 +70,8 @@ class DirectiveFollower:
             self._taken_at_s = now_s
             self._expiry_reported = False
         after = self.in_force(now_s)
-        ack = DirectiveAck(
-            replica_id=self._replica_id,
-            epoch=self.epoch,
-            directive=after.mode,
-            accepted=accepted,
-            reason=outcome,
-            rule=after.rule,
-            admission_scale=after.admission_scale,
-        )
-        return (before.mode, before.rule, before.admission_scale) != (
-            after.mode,
-            after.rule,
-            after.admission_scale,
-        ), ack
+        changed = (before.mode, before.rule, before.admission_scale) != (after.mode, after.rule, after.admission_scale)
+        return changed, DirectiveAck(replica_id=self._replica_id, epoch=self.epoch, directive=after.mode)
 
     def on_timer(self, now_s: float) -> bool:
         """Whether the lease has run out since the last call: true once per lapse, and the fallback is in force then."""

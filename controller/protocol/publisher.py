@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot, StandingOrder
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
+from workload.slo import Slo
 
-CONFLICT = "conflict"  # reason of an acknowledgement: the same epoch with other content
 NO_RULE = StepRule()
 
 
@@ -63,7 +63,7 @@ class DirectivePublisher:
         self.content = Content(mode, rule)
         self.reason = reason
         self.epoch = epoch
-        self.slo_ms: tuple[float, float] | None = None  # (ttft, tpot), told along with every directive
+        self.slo: Slo | None = None  # told along with every directive
         self.fallback: Fallback | None = None  # likewise; None: the replica's own
         # A replica without a lease goes on as the directive has it, unless that is an operator's order.
         self.goes_on = False
@@ -88,18 +88,19 @@ class DirectivePublisher:
         """Make a new directive unless the present one asks for the same, or if ``anew``."""
         if content == self.content and not anew:
             return False
-        self._set(now_s, content, reason)
+        self.content, self.reason = content, reason
+        self._raise_above(now_s, self.epoch)
         return True
 
     def set_terms(
         self,
         lease_s: float,
-        slo_ms: tuple[float, float] | None,
+        slo: Slo | None,
         fallback: Fallback | None = None,
         goes_on: bool = False,
     ) -> None:
         """Change what comes with every directive but is no content of it."""
-        self.lease_s, self.slo_ms, self.fallback, self.goes_on = lease_s, slo_ms, fallback, goes_on
+        self.lease_s, self.slo, self.fallback, self.goes_on = lease_s, slo, fallback, goes_on
         self._made.clear()
 
     def state(self, stated: Stated) -> None:
@@ -126,25 +127,18 @@ class DirectivePublisher:
         directive: DirectiveMode,
         *,
         expired: bool = False,
-        rule: StepRule | None = None,
-        admission_scale: float | None = None,
     ) -> None:
-        """Learn what a replica has in force; ``lapsed`` when its lease has run out and it follows its fallback.
-
-        ``rule`` and ``admission_scale`` may be left out by those who do not know them.
-        """
-        peer = self._peers.get(replica_id)
-        if peer is None:
+        """Learn what a replica has in force; ``expired`` when its lease has run out and it follows its fallback."""
+        known = self._peers.get(replica_id)
+        if (peer := known) is None:
             peer = self._peers[replica_id] = _Peer()
             self._lagging.add(replica_id)
         if 0 < epoch < peer.epoch:
             return  # overtaken by what it has said since: its epochs grow, and a new engine's begin with 0
         peer.epoch, peer.directive = epoch, directive
-        if epoch > self.epoch or (
-            epoch == self.epoch and (expired or not self._same(replica_id, directive, rule, admission_scale))
-        ):
+        if epoch > self.epoch or (known is None and epoch == self.epoch):
             self._raise_above(now_s, epoch)
-        elif epoch < self.epoch:
+        elif epoch < self.epoch or expired:
             peer.acked = False
             self._lagging.add(replica_id)
         elif not peer.acked:
@@ -154,27 +148,11 @@ class DirectivePublisher:
 
     def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
         """Learn what a replica's snapshot says of its directive."""
-        self.on_report(
-            now_s,
-            snapshot.replica_id,
-            snapshot.epoch,
-            snapshot.directive,
-            expired=lease_expired(snapshot),
-            rule=snapshot.rule,
-            admission_scale=None if snapshot.rule is None else snapshot.admission_scale,
-        )
+        self.on_report(now_s, snapshot.replica_id, snapshot.epoch, snapshot.directive, expired=lease_expired(snapshot))
 
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
         """Learn a replica's answer to a directive."""
-        self.on_report(
-            now_s,
-            ack.replica_id,
-            ack.epoch,
-            ack.directive,
-            expired=ack.reason == CONFLICT,
-            rule=ack.rule,
-            admission_scale=None if ack.rule is None else ack.admission_scale,
-        )
+        self.on_report(now_s, ack.replica_id, ack.epoch, ack.directive)
 
     def acked(self, replica_id: str) -> bool:
         """Whether the replica has reported the present directive."""
@@ -206,7 +184,6 @@ class DirectivePublisher:
     def _directive(
         self, mode: DirectiveMode, rule: StepRule, order: StandingOrder | None, order_for_all: StandingOrder | None
     ) -> Directive:
-        ttft_ms, tpot_ms = self.slo_ms or (None, None)
         return Directive(
             epoch=self.epoch,
             mode=mode,
@@ -214,8 +191,7 @@ class DirectivePublisher:
             reason=self.reason,
             rule=rule,
             admission_scale=self.content.admission_scale,
-            slo_ttft_ms=ttft_ms,
-            slo_tpot_ms=tpot_ms,
+            slo=self.slo,
             fallback=Fallback(mode=mode, rule=rule)
             if self.goes_on and order is None and order_for_all is None
             else self.fallback,
@@ -224,21 +200,6 @@ class DirectivePublisher:
             order_for_all=order_for_all,
             replicas=self.stated.replicas,
         )
-
-    def _same(
-        self, replica_id: str, directive: DirectiveMode, rule: StepRule | None, admission_scale: float | None
-    ) -> bool:
-        content = self.content
-        sent = content.rule.strict if replica_id in self.stated.replica_orders else content.rule
-        return (
-            directive is content.mode_for(replica_id)
-            and (rule is None or rule == sent)
-            and (admission_scale is None or admission_scale == content.admission_scale)
-        )
-
-    def _set(self, now_s: float, content: Content, reason: str) -> None:
-        self.content, self.reason = content, reason
-        self._raise_above(now_s, self.epoch)
 
     def _raise_above(self, now_s: float, epoch: int) -> None:
         self.epoch = epoch + 1

@@ -65,17 +65,14 @@ class ReplicaAgent:
         self._id = replica_id
         self._engine = engine
         self._send = report
-        self._slo_ms = config.slo.ttft_ms, config.slo.tpot_ms
         self._admission = admission or Admission(None, sequences=1)
-        self._slo_evaluated = 0
-        self._within_slo = 0
-        self._path_misses = 0
         self._started_s = time.monotonic()
         self._follower = SharedFollower(replica_id, *config.lapsed)
         self._enforcement = Enforcement(self._follower, self._admission, engine, lambda: time.monotonic())
         # Soon enough that an answer which was lost costs no lease.
         self._standing_call = StandingCall(call, self._enforcement.take, LATE * RENEW_S, self._has_asked)
         self._meter = meter or PathMeter()
+        self._meter.slo = config.slo
         self._stats: dict[str, Any] | None = None
         self._stats_at_s = 0.0
         self._seq = 0
@@ -125,27 +122,6 @@ class ReplicaAgent:
         self._following = asyncio.create_task(self._enforcement.put_in_force())
         self._following.add_done_callback(_log_failure)
 
-    # -- latencies -----------------------------------------------------------------------------------------------------
-
-    def _judge_finished(self) -> None:
-        """Hold the requests that have finished since the last call against the objectives."""
-        latest = self._follower.latest
-        ttft_ms, tpot_ms = self._slo_ms
-        if latest is not None and latest.slo_ttft_ms is not None and latest.slo_tpot_ms is not None:
-            ttft_ms, tpot_ms = latest.slo_ttft_ms, latest.slo_tpot_ms
-
-        def meets(ttft_s: float, tpot_s: float | None) -> bool:
-            return ttft_s * 1e3 <= ttft_ms and (tpot_s is None or tpot_s * 1e3 <= tpot_ms)
-
-        requests = self._meter.take_finished()
-        self._slo_evaluated += len(requests)
-        for request in requests:
-            met = meets(request.ttft_s, request.tpot_s)
-            self._within_slo += met
-            if met and request.answer is not None:
-                self._meter.requests.within_slo(request.answer)
-            self._path_misses += not met and request.engine is not None and meets(*request.engine)
-
     # -- what others ask -----------------------------------------------------------------------------------------------
 
     def view(self) -> AgentReading | None:
@@ -159,8 +135,8 @@ class ReplicaAgent:
             stats_age_s=max(0.0, now_s - self._stats_at_s),
             directive=force.mode,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
-            slo_evaluated=self._slo_evaluated,
-            within_slo=self._within_slo,
+            slo_evaluated=self._meter.slo_evaluated,
+            within_slo=self._meter.within_slo,
         )
 
     @property
@@ -273,6 +249,8 @@ class ReplicaAgent:
                 if self._follower.on_timer(began_s):
                     log.warning("the controller's lease ran out; falling back to %s", self._follower.in_force(began_s))
                 self._follow()
+                if (latest := self._follower.latest) is not None and latest.slo is not None:
+                    self._meter.slo = latest.slo
                 if self._stats is not None:
                     await self._report_once(began_s)
             except Exception:
@@ -300,7 +278,6 @@ class ReplicaAgent:
         assert self._stats is not None, "no snapshot before the engine's first answer"
         stats = dict(self._stats)
         self._seq += 1
-        self._judge_finished()
         force = self._follower.in_force(now_s)
         age_s = max(0.0, now_s - self._stats_at_s)
         fault = self.fault
@@ -320,9 +297,8 @@ class ReplicaAgent:
             admission_scale=force.admission_scale,
             inside_share=self._admission.inside_share,
             refused=self._admission.refused,
-            slo_evaluated=self._slo_evaluated,
-            within_slo=self._within_slo,
-            path_misses=self._path_misses,
+            slo_evaluated=self._meter.slo_evaluated,
+            within_slo=self._meter.within_slo,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
             ttft=ttft,
             tpot=tpot,

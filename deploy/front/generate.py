@@ -298,7 +298,7 @@ class Generate:
                 context.wrote(new_tokens)
                 if output.finished:
                     await send({"type": "http.response.body", "body": b""})
-                    context.finished(output.metrics)
+                    context.finished()
                     return
         except asyncio.CancelledError:
             await call.abort(collector)

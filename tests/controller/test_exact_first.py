@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 from control_cluster import FP16, Cluster, make_loop
+from controller_builders import make_rates, make_view
 
-from controller.fleet.view import Rates, ReplicaView
-from controller.messages import ReplicaSnapshot, Room
+from controller.messages import Room
 from controller.policies.base import Observation
 from controller.policies.exact_first import GROW_MARGIN, STARVED_S, ExactFirst, State, decide, limit
-from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.modes import DirectiveMode
 from workload.slo import Slo
 
 CONFIG = ExactFirst()
@@ -19,33 +19,16 @@ EXACT, FAST = 10_000.0, 20_000.0  # tokens per second of one replica
 
 def view(number, load=0.0, room_share=0.8, inside=5, **changes):
     """A replica at which so many tokens per second arrive, all of them prompts."""
-    snapshot = ReplicaSnapshot(
+    return make_view(
+        rates=make_rates(arrived_tokens_per_s=load, tokens_per_s=load),
         replica_id=f"r{number}",
-        seq=1,
-        ready=True,
-        lease_remaining_s=1.0,
-        mode=Mode.FP16,
         directive=DirectiveMode.AUTO,
-        epoch=1,
-        switches=0,
-        steps_fp16=0,
-        steps_fp8=0,
-        tokens_fp16=0,
-        tokens_fp8=0,
-        waiting=0,
-        waiting_tokens=0,
-        oldest_wait_s=0.0,
         running=inside,
-        kv_usage=0.1,
-        arrivals=0,
-        arrived_tokens=0,
-        finished=0,
         exact_tokens_per_s=EXACT,
         fast_tokens_per_s=FAST,
         room=Room(tokens=round(1000 * room_share), full_tokens=1000, tokens_per_s=5000.0),
         **changes,
     )
-    return ReplicaView(snapshot, rates=Rates(1.0, 10.0, load, load, 0.0, 0.0))
 
 
 class Run:

@@ -78,7 +78,7 @@ def test_a_reload_that_changes_no_content_keeps_the_epoch() -> None:
     assert (cluster.status.epoch, cluster.status.policy, cluster.status.config_loads) == (epoch, "threshold", 1)
     assert cluster.notes[-1].outcome is DecisionOutcome.RELOADED
     # The objectives travel with the directive, so that replicas judge requests by the new ones.
-    assert cluster.loop.directive_for("r0").slo_ttft_ms == 900
+    assert cluster.loop.directive_for("r0").slo.ttft_ms == 900
 
 
 def test_a_reload_is_no_way_round_the_dwell_and_keeps_an_override() -> None:

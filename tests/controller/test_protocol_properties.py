@@ -1,8 +1,8 @@
 """The protocol over a bad network, in simulated time, with the real loop and followers.
 
 Every message may be lost, doubled, delayed and overtaken; either side may restart. What must
-hold then: a follower's epoch never falls while it lives, one epoch means one thing to a replica, a follower that hears
-nothing ends in its fallback within a lease of its own time, and once the network is well everybody agrees.
+hold then: a follower's epoch never falls while it lives, one epoch of a controller means one thing to a replica, a follower that
+hears nothing ends in its fallback within a lease of its own time, and once the network is well everybody agrees.
 """
 
 import heapq
@@ -53,7 +53,7 @@ class Node:
         self.seq = 0
         self.follower = DirectiveFollower(self.name, *self.config.lapsed)
         self.calls, self.token = 0, ""
-        self.seen: tuple[int, Any] = (0, None)
+        self.seen: tuple[int, str, Any] = (0, "", None)
 
     def snapshot(self, now_s: float) -> dict[str, Any]:
         force = self.follower.in_force(now_s)
@@ -68,15 +68,15 @@ class Node:
             "lease_remaining_s": self.follower.lease_remaining_s(now_s),
         }
 
-    def take(self, now_s: float, directive: Directive) -> DirectiveAck:
+    def take(self, now_s: float, directive: Directive, token: str) -> DirectiveAck:
         _, ack = self.follower.on_directive(now_s, directive)
         force = self.follower.in_force(now_s)
-        epoch, content = self.seen
+        epoch, seen, content = self.seen
         assert force.epoch >= epoch, "an epoch went backwards"
         if not force.expired:
             present = (force.mode, force.rule, force.admission_scale)
-            assert force.epoch > epoch or content in (None, present), "one epoch, two contents"
-            self.seen = (force.epoch, present)
+            assert force.epoch > epoch or token != seen or content == present, "one epoch, two contents"
+            self.seen = (force.epoch, token, present)
         assert self.follower.lease_remaining_s(now_s) <= self.config.lease_s + 1e-9
         return ack
 
@@ -164,11 +164,12 @@ class World:
         self.send(lambda: self.told(node, number, token, directive))
 
     def told(self, node: Node, number: int, token: str, directive: Directive | None) -> None:
+        if node.calls != number:
+            return  # as the standing call does with what nobody waits for any longer
         ack = None
         if directive is not None:
-            node.token, ack = token, node.take(self.now_s, directive)
-        if node.calls == number:
-            self.call(node, ack)
+            node.token, ack = token, node.take(self.now_s, directive, token)
+        self.call(node, ack)
 
     def step(self) -> None:
         if not self.controller_up or self.now_s < self.step_at_s - 1e-9:

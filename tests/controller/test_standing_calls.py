@@ -115,7 +115,7 @@ def test_a_controller_that_closes_leaves_nobody_waiting() -> None:
 def test_a_malformed_acknowledgement_is_refused_by_name() -> None:
     async def test(actor: ControllerActor) -> None:
         with pytest.raises(ValueError, match=r"malformed acknowledgement:\nepoch"):
-            await actor.next_directive("r0", {"replica_id": "r0", "epoch": -1, "directive": "fp8", "accepted": True})
+            await actor.next_directive("r0", {"replica_id": "r0", "epoch": -1, "directive": "fp8"})
         assert (await actor.status())["step_errors"] == 0
 
     drive(test)
