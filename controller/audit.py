@@ -65,7 +65,6 @@ class ReplicaStatus(ReplicaState):
     stale: bool  # silent for longer than the guards allow
     age_s: Seconds  # since the last snapshot, by the controller's clock
     directed: DirectiveMode  # what it should have in force
-    overridden: bool = False  # the operator's word for this replica alone
     ttft_p90_ms: Milliseconds | None  # None: no request in the window
     tpot_p90_ms: Milliseconds | None
     path_saturated: bool = False  # the path limits this replica, not its engine
@@ -94,7 +93,6 @@ class StatusReport(FrozenModel):
     since_s: Seconds  # how long the mode has been in force
     rule: StepRule
     override: StandingOrder | None
-    replica_overrides: dict[str, StandingOrder] = Field(default_factory=dict)
     path_saturated: bool = False  # the path limits a replica, not its engine: another precision would not help it
     replicas: tuple[ReplicaStatus, ...]
     broadcasts: LatencyWindow = LatencyWindow()  # of the last hour: from a decision to the last acknowledgement

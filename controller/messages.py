@@ -45,7 +45,6 @@ class StandingOrder(FrozenModel):
 
     mode: DirectiveMode  # fp16 or fp8
     remaining_s: Seconds | None = None  # None: until it is handed back
-    for_all: bool = True  # False: for one replica alone
 
 
 class Room(FrozenModel):
@@ -102,7 +101,9 @@ class ReplicaState(EngineStats):
     """The engine's statistics, and what its replica adds that the status shows as well."""
 
     ready: bool  # False while warming up, and once its engine has died or hangs
-    fault: Annotated[str, Field(max_length=256)] | None = None  # why it can take no request, though it did; None: it can
+    fault: Annotated[str, Field(max_length=256)] | None = (
+        None  # why it can take no request, though it did; None: it can
+    )
     stats_age_s: Seconds = 0.0  # of the engine's statistics, when the snapshot was taken
     lease_remaining_s: Seconds  # likewise
     admission_scale: Fraction = 1.0  # in force on this replica
@@ -132,7 +133,6 @@ class ReplicaSnapshot(ReplicaState):
     ready_for_s: Seconds | None = None  # how long it has been ready; None: not reported
     rule: StepRule | None = None  # in force on this replica; None: not reported
     order: StandingOrder | None = None  # that this replica was last told of, less the time since; None: none
-    order_for_all: StandingOrder | None = None  # likewise, beside an order of its own
     desired_replicas: Count | None = None  # that it was last told of, with a lease or without; None: none
     # latency
     ttft: LatencyWindow = LatencyWindow()
@@ -159,8 +159,7 @@ class Directive(FrozenModel):
     fallback: Fallback | None = None  # without a lease from now on; None: what the replica started with
     # Replicas pass it on to the autoscaler; None: as many as without a controller.
     desired_replicas: Count | None = None
-    order: StandingOrder | None = None  # the operator's, for this replica or for all
-    order_for_all: StandingOrder | None = None  # beside one for this replica
+    order: StandingOrder | None = None  # the operator's
     replicas: Count | None = None  # ready ones that the controller knows; None: not reported
 
 

@@ -12,7 +12,7 @@ from controller.decide import overload
 from controller.decide.guards import Plan, serving
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
-from controller.decide.overrides import Overrides
+from controller.decide.overrides import Override
 from controller.decide.plan import Planner, keep_fp8
 from controller.decide.status import status_report
 from controller.fleet.fleet import FORGET_AFTER_S, Fleet, IngestResult
@@ -49,7 +49,7 @@ class ControlLoop:
         self._fleet = Fleet(config.slo)
         self._planner = Planner(config)
         self._ladder = overload.LadderState()
-        self._overrides = Overrides()
+        self._override = Override()
         self._journal = DecisionJournal(self._decided, start.reason)
         self._since_s: float | None = None  # when the mode came into force; None before the first event
         self._began_s = 0.0
@@ -69,12 +69,10 @@ class ControlLoop:
             known_epoch = self._publisher.epoch
             self._publisher.on_snapshot(now_s, snapshot)
             if ingested is IngestResult.NEW:  # however late it comes, if nobody has known better
-                self._overrides.adopt(now_s, snapshot)
+                self._override.adopt(now_s, snapshot)
             if ingested is IngestResult.NEW and now_s - self._began_s <= FORGET_AFTER_S:
                 self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
-            # Under an order of its own a replica's mode says nothing of the others'.
-            ordered_alone = snapshot.order is not None and not snapshot.order.for_all
-            if ingested is IngestResult.NEW and self._adopts_from is not None and not ordered_alone:
+            if ingested is IngestResult.NEW and self._adopts_from is not None:
                 if lease_expired(snapshot) and not self._planner.spec.keeps_own_pace:
                     if not self._adopted:
                         self._adopt_fallback(now_s)
@@ -90,22 +88,14 @@ class ControlLoop:
         self._begin(now_s)
         self._publisher.on_ack(now_s, ack)
 
-    def override(
-        self, now_s: float, mode: DirectiveMode, ttl_s: float | None = None, replica_id: str | None = None
-    ) -> Effects:
-        """Put the operator's mode in force at once, for all replicas or for one; ``auto`` hands back to the policy.
-
-        A word for all ends the ones for single replicas.
+    def override(self, now_s: float, mode: DirectiveMode, ttl_s: float | None = None) -> Effects:
+        """Put the operator's mode in force at once; ``auto`` hands back to the policy.
 
         Raises:
-            ValueError: for a ``ttl_s`` that is not positive, one given with ``auto``, or an unknown replica; nothing
-                changes then.
+            ValueError: for a ``ttl_s`` that is not positive, or one given with ``auto``; nothing changes then.
         """
-        # One that has died can still be handed back: its order would stand for ever.
-        if replica_id is not None and replica_id not in self._fleet and replica_id not in self._overrides.by_replica:
-            raise ValueError(f"expected one of the replicas {sorted(self._fleet.ids)}, got {replica_id!r}; see /status")
         self._begin(now_s)
-        self._overrides.set(now_s, mode, ttl_s, replica_id)
+        self._override.set(now_s, mode, ttl_s)
         self._spoken = True
         return self.step(now_s)
 
@@ -128,14 +118,15 @@ class ControlLoop:
         if fleet.forget_silent(now_s) or publisher.peer_count != len(fleet):
             publisher.retain(fleet.ids)
         views = fleet.views(now_s)
-        self._overrides.expire(now_s)
+        self._override.expire(now_s)
         plan, climbed = self._decide(now_s, views, stepping=True)
         record, notes = self._journal.write(
             now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed
         )
+        ends_s = None if self._override.order is None else self._override.order.expires_at_s
         return Effects(
             record=record,
-            next_step_at_s=min([now_s + STEP_PERIOD_S, *self._overrides.ends_s()]),
+            next_step_at_s=now_s + STEP_PERIOD_S if ends_s is None else min(now_s + STEP_PERIOD_S, ends_s),
             notes=notes,
             admission=publisher.content.admission_scale,
             desired_replicas=publisher.stated.desired_replicas,
@@ -162,7 +153,7 @@ class ControlLoop:
             self._config,
             self._publisher,
             self._fleet,
-            self._overrides,
+            self._override,
             self._journal,
             self._rung(),
             self._ladder,
@@ -188,12 +179,12 @@ class ControlLoop:
         reason = climbed if climbed is not None and same_modes else plan.decision.reason
         self._put_in_force(now_s, decided, reason, adopting=not stepping)
         ready = len(serving(views))
-        self._publisher.state(Stated(self._ladder.desired_replicas, ready, *self._overrides.reported(now_s)))
+        self._publisher.state(Stated(self._ladder.desired_replicas, ready, self._override.reported(now_s)))
         return plan, climbed
 
     def _plan(self, now_s: float, views: Replicas) -> Plan:
         """Ask the operator, and then the policy."""
-        ordered = self._overrides.for_all
+        ordered = self._override.order
         if ordered is not None:
             rule = exact_steps(self._config.slo.tpot_ms) if ordered.mode is DirectiveMode.FP16 else NO_RULE
             return Plan(Decision(ordered.mode, "override", rule))
@@ -208,7 +199,7 @@ class ControlLoop:
 
     def _climb(self, now_s: float, views: Replicas) -> str | None:
         """Go a step up or down the ladder where it is time to; returns why."""
-        ordered = self._overrides.for_all
+        ordered = self._override.order
         if ordered is not None and ordered.mode is not DirectiveMode.FP8:
             # The operator has ruled out the first rung; what it takes then is the operator's to say, and proves nothing later.
             self._ladder = replace(self._ladder, failing_since_s=None, calm_since_s=None)
@@ -268,7 +259,6 @@ class ControlLoop:
     def _put_in_force(self, now_s: float, decided: Content, reason: str, *, adopting: bool = False) -> None:
         """Take a decision over, and publish it."""
         before = self._decided
-        decided = self._overrides.applied(decided)
         if decided != before:
             self._planner.changed(now_s, before, decided)
             self._decided = decided

@@ -30,8 +30,8 @@ Follower (the replica), epoch F; 0 before the first directive:
 | directive, epoch >= F                | in force, F = epoch; the lease starts anew              |
 | the lease runs out                   | the fallback is in force, F stays                       |
 
-The fallback is the operator's order, for this replica before one for all, until its own time is over; then what the policy's
-directives say of it. It turns nobody away: its admission scale is 1.
+The fallback is the operator's order until its own time is over; then what the policy's directives say of it. It turns nobody away:
+its admission scale is 1.
 """
 
 from controller.protocol.follower import DirectiveFollower, InForce

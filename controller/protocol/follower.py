@@ -84,10 +84,9 @@ class DirectiveFollower:
         """What holds now; right also when ``on_timer`` has not been called since the lease ran out."""
         directive = self._directive
         if directive is None or now_s >= self._expires_at_s:
-            for told in () if directive is None else (directive.order, directive.order_for_all):
-                order = self._less_time(now_s, told)
-                if order is not None and order.remaining_s != 0:
-                    return InForce(order.mode, NO_RULE, self.epoch, "override", expired=True)
+            order = self.order(now_s)
+            if order is not None and order.remaining_s != 0:
+                return InForce(order.mode, NO_RULE, self.epoch, "override", expired=True)
             return InForce(*self._lapsed, self.epoch, "fallback", expired=True)
         return InForce(
             directive.mode,
@@ -103,17 +102,8 @@ class DirectiveFollower:
         return 0.0 if self._directive is None else max(0.0, self._expires_at_s - now_s)
 
     def order(self, now_s: float) -> StandingOrder | None:
-        """The operator's order as far as this replica knows, whether or not the lease still runs; None: none.
-
-        One that is over has 0 s left: whose it was says whether this replica did what the others do.
-        """
-        return None if self._directive is None else self._less_time(now_s, self._directive.order)
-
-    def order_for_all(self, now_s: float) -> StandingOrder | None:
-        """The order for all replicas that stands beside one for this replica, likewise; None: none."""
-        return None if self._directive is None else self._less_time(now_s, self._directive.order_for_all)
-
-    def _less_time(self, now_s: float, order: StandingOrder | None) -> StandingOrder | None:
+        """The operator's order as far as this replica knows, whether or not the lease still runs; None: none."""
+        order = None if self._directive is None else self._directive.order
         if order is None or order.remaining_s is None:
             return order
         remaining_s = max(0.0, order.remaining_s - (now_s - self._taken_at_s))

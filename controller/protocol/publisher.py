@@ -34,8 +34,7 @@ class Stated:
 
     desired_replicas: int | None = None  # for the autoscaler
     replicas: int | None = None  # ready ones
-    order: StandingOrder | None = None  # the operator's, for all replicas
-    replica_orders: Mapping[str, StandingOrder] = field(default_factory=dict)  # for single ones
+    order: StandingOrder | None = None  # the operator's
 
 
 @dataclass(slots=True)
@@ -112,11 +111,9 @@ class DirectivePublisher:
     def directive_for(self, replica_id: str) -> Directive:
         """The directive of one replica, with a full lease."""
         mode = self.content.mode_for(replica_id)
-        if (own := self.stated.replica_orders.get(replica_id)) is not None:
-            return self._directive(mode, self.rule.strict, own, self.stated.order)
         made = self._made.get(mode)
         if made is None:
-            made = self._made[mode] = self._directive(mode, self.rule, self.stated.order, None)
+            made = self._made[mode] = self._directive(mode)
         return made
 
     def on_report(
@@ -181,23 +178,19 @@ class DirectivePublisher:
             del self._peers[replica_id]
             self._lagging.discard(replica_id)
 
-    def _directive(
-        self, mode: DirectiveMode, rule: StepRule, order: StandingOrder | None, order_for_all: StandingOrder | None
-    ) -> Directive:
+    def _directive(self, mode: DirectiveMode) -> Directive:
+        goes_on = self.goes_on and self.stated.order is None
         return Directive(
             epoch=self.epoch,
             mode=mode,
             lease_s=self.lease_s,
             reason=self.reason,
-            rule=rule,
+            rule=self.rule,
             admission_scale=self.content.admission_scale,
             slo=self.slo,
-            fallback=Fallback(mode=mode, rule=rule)
-            if self.goes_on and order is None and order_for_all is None
-            else self.fallback,
+            fallback=Fallback(mode=mode, rule=self.rule) if goes_on else self.fallback,
             desired_replicas=self.stated.desired_replicas,
-            order=order,
-            order_for_all=order_for_all,
+            order=self.stated.order,
             replicas=self.stated.replicas,
         )
 

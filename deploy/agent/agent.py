@@ -292,7 +292,6 @@ class ReplicaAgent:
             ready_for_s=max(0.0, now_s - self._started_s),
             rule=force.rule,
             order=self._follower.order(now_s),
-            order_for_all=self._follower.order_for_all(now_s),
             desired_replicas=self._follower.desired_replicas,
             admission_scale=force.admission_scale,
             inside_share=self._admission.inside_share,

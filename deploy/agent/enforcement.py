@@ -51,7 +51,6 @@ class SharedFollower(DirectiveFollower):
     in_force = _locked(DirectiveFollower.in_force)
     lease_remaining_s = _locked(DirectiveFollower.lease_remaining_s)
     order = _locked(DirectiveFollower.order)
-    order_for_all = _locked(DirectiveFollower.order_for_all)
 
 
 class DirectiveRefused(RuntimeError):

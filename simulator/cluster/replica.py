@@ -115,7 +115,6 @@ class Replica:
             epoch=self._follower.epoch,
             rule=engine.rule,
             order=self._follower.order(now_s),
-            order_for_all=self._follower.order_for_all(now_s),
             desired_replicas=self._follower.desired_replicas,
             admission_scale=admission.scale,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),

@@ -51,14 +51,10 @@ def test_replicas_change_at_every_step(said: Said) -> None:
     assert cluster.status.fp8_replicas == list(said.exceptions.values()).count(FP8)
 
 
-def test_the_policy_sees_what_each_replica_does_and_an_order_for_one_stands_beside_it(said: Said) -> None:
+def test_the_policy_sees_what_each_replica_does(said: Said) -> None:
     said.exceptions = {"r1": FP8}
-    cluster = Cluster(make_loop(), FOUR).run(1)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, replica_id="r2"))
-    cluster.run(0.5)
-    assert [said.seen[-1].mode_of(name) for name in FOUR] == [FP16, FP8, FP8, FP16]
-    cluster.carry_out(cluster.loop.override(cluster.now_s, AUTO, replica_id="r2"))
-    assert cluster.run(0.2).mode_of == {"r0": FP16, "r1": FP8, "r2": FP16, "r3": FP16}
+    Cluster(make_loop(), FOUR).run(1)
+    assert [said.seen[-1].mode_of(name) for name in FOUR] == [FP16, FP8, FP16, FP16]
 
 
 def test_a_replica_of_which_nothing_is_known_stays_as_it_is_and_holds_nobody_else(said: Said) -> None:

@@ -233,7 +233,6 @@ def test_on_a_well_network_calls_are_answered_when_something_is_new_and_to_renew
 events = st.one_of(
     st.tuples(st.just("run"), st.floats(0.01, 3.0)),
     st.tuples(st.just("order"), st.sampled_from([FP16, FP8])),
-    st.tuples(st.just("order_one"), st.integers(0, 4)),
     st.tuples(st.just("restart_node"), st.integers(0, 4)),
     st.tuples(st.just("kill_controller"), st.none()),
     st.tuples(st.just("restart_controller"), st.none()),
@@ -255,10 +254,6 @@ def trouble(world: World, script: list[tuple[str, Any]]) -> None:
             case "order":
                 if world.controller_up:
                     world.order_all(argument)
-            case "order_one":
-                name = world.nodes[argument].name
-                if world.controller_up and name in {replica.id for replica in world.loop.status(world.now_s).replicas}:
-                    world.carry_out(world.loop.override(world.now_s, FP8, None, name))
             case "restart_node":
                 world.nodes[argument].restart()
             case "kill_controller":

@@ -84,11 +84,6 @@ def status(client: httpx.Client) -> dict[str, Any]:
     return response.json() if response.status_code == 200 else {"replicas": [], "rung": "?"}
 
 
-def by_mode(client: httpx.Client) -> dict[str, dict[str, Any]]:
-    """Each replica that lives by the mode that it is directed to."""
-    return {r["directed"]: r for r in living(status(client))}
-
-
 def living(seen: dict[str, Any]) -> list[dict[str, Any]]:
     """The replicas without those that have left, which the controller remembers for a while."""
     return [r for r in seen["replicas"] if r["ready"] and not r["stale"]]
@@ -133,34 +128,3 @@ def overload_and_undo(client: httpx.Client, service: KeyedService) -> None:
     order = [rung for rung, _ in itertools.groupby(said)]
     assert order.index("degrade") < order.index("shed") < order.index("scale")
     assert complete(client)["usage"]["completion_tokens"] == 8
-
-
-def test_where_one_of_two_replicas_runs_fp8_pinned_requests_stay_exact(
-    client: httpx.Client, service: KeyedService
-) -> None:
-    with service.controlled(**CONTROLLER | {"policy": {"name": "static_fp16"}}):
-        assert wait_until(lambda: ready(status(client)) == 2, 60), status(client)
-        one, _ = (replica["id"] for replica in living(status(client)))
-        try:
-            for target, modes in (({}, {"fp8"}), ({"replica_id": one}, {"fp16", "fp8"})):
-                client.post("/admin/directive", json={"mode": "auto"})
-                response = client.post("/admin/directive", json={"mode": "fp8", **target})
-                assert response.status_code == 200, response.text
-                assert wait_until(lambda modes=modes: set(by_mode(client)) == modes, 60), status(client)
-                pinned_stay_exact(client)
-            both_answer(client)
-        finally:
-            client.post("/admin/directive", json={"mode": "auto"})
-
-
-def pinned_stay_exact(client: httpx.Client) -> None:
-    for number in range(10):
-        usage = complete(client, f"{number} wolves", vllm_xargs={"precision": "fp16"})["usage"]
-        assert usage["precision_tokens"]["completion"] == {"fp16": 8, "fp8": 0}
-
-
-def both_answer(client: httpx.Client) -> None:
-    seen = {
-        complete(client, f"{number} geese")["usage"]["precision_tokens"]["completion"]["fp8"] for number in range(16)
-    }
-    assert seen == {0, 8}, "the others go to both, and each says what it got"
