@@ -12,8 +12,9 @@ from typing import Any
 
 from controller.config import RENEW_S, REPORT_PERIOD_S, ControllerConfig
 from controller.messages import ReplicaSnapshot
+from controller.protocol import DirectiveFollower
 from deploy.access.admission import Admission
-from deploy.agent.enforcement import Enforcement, SharedFollower
+from deploy.agent.enforcement import Enforcement
 from deploy.agent.standing_call import Call, StandingCall
 from deploy.front.context import PathMeter
 from deploy.metrics.replica_page import AgentReading
@@ -67,7 +68,7 @@ class ReplicaAgent:
         self._send = report
         self._admission = admission or Admission(None, sequences=1)
         self._started_s = time.monotonic()
-        self._follower = SharedFollower(replica_id, *config.lapsed)
+        self._follower = DirectiveFollower(replica_id, *config.lapsed)
         self._enforcement = Enforcement(self._follower, self._admission, engine, lambda: time.monotonic())
         # Soon enough that an answer which was lost costs no lease.
         self._standing_call = StandingCall(call, self._enforcement.take, LATE * RENEW_S, self._has_asked)
@@ -78,7 +79,7 @@ class ReplicaAgent:
         self._seq = 0
         self._following: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._reachable = True
+        self._lapsed = True  # there is no lease
         self._asked = asyncio.Event()  # the controller, once, whether or not it has answered
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -246,8 +247,10 @@ class ReplicaAgent:
         while True:
             began_s = time.monotonic()
             try:
-                if self._follower.on_timer(began_s):
-                    log.warning("the controller's lease ran out; falling back to %s", self._follower.in_force(began_s))
+                force = self._follower.in_force(began_s)
+                if force.expired and not self._lapsed:
+                    log.warning("the controller's lease ran out; falling back to %s", force)
+                self._lapsed = force.expired
                 self._follow()
                 if (latest := self._follower.latest) is not None and latest.slo is not None:
                     self._meter.slo = latest.slo
@@ -259,19 +262,10 @@ class ReplicaAgent:
 
     async def _report_once(self, now_s: float) -> None:
         snapshot = self.snapshot(now_s).model_dump(mode="json")
-        try:
-            async with asyncio.timeout(
-                REPORT_TIMEOUT_S
-            ):  # not wait_for: up to Python 3.11 that may swallow a cancellation
+        with contextlib.suppress(Exception):  # the standing call says so in the log
+            # Not wait_for: up to Python 3.11 that may swallow a cancellation.
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
                 await self._send(snapshot)
-        except Exception as error:
-            if self._reachable:
-                log.warning("the controller is not reachable (%r); the directive holds until its lease ends", error)
-            self._reachable = False
-            return
-        if not self._reachable:
-            log.warning("the controller is reachable again")
-        self._reachable = True
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """Build the replica's snapshot from the newest engine statistics."""

@@ -6,7 +6,6 @@ Directives come in the thread of the standing call and pass the event loop by; t
 """
 
 import asyncio
-import functools
 import itertools
 import json
 import logging
@@ -28,29 +27,6 @@ from nestedfp.vllm_plugin.directives.directive_receiver import MESSAGE_BYTES, OP
 ANSWER_LIMIT_S = 2.0  # the core's thread answers in a millisecond; a process that is stopped answers when it goes on
 
 log = logging.getLogger(__name__)
-
-
-def _locked(method: Callable[..., Any]) -> Any:
-    @functools.wraps(method)
-    def locked(self: Any, *args: Any) -> Any:
-        with self._lock:
-            return method(self, *args)
-
-    return locked
-
-
-class SharedFollower(DirectiveFollower):
-    """A follower that several threads may use."""
-
-    def __init__(self, replica_id: str, mode: DirectiveMode, rule: StepRule) -> None:
-        super().__init__(replica_id, mode, rule)
-        self._lock = threading.RLock()
-
-    on_directive = _locked(DirectiveFollower.on_directive)
-    on_timer = _locked(DirectiveFollower.on_timer)
-    in_force = _locked(DirectiveFollower.in_force)
-    lease_remaining_s = _locked(DirectiveFollower.lease_remaining_s)
-    order = _locked(DirectiveFollower.order)
 
 
 class DirectiveRefused(RuntimeError):
@@ -141,7 +117,7 @@ class Enforcement:
 
     def __init__(
         self,
-        follower: SharedFollower,
+        follower: DirectiveFollower,
         admission: Admission,
         engine: Callable[..., Awaitable[Any]],
         clock: Callable[[], float],

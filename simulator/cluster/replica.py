@@ -99,7 +99,7 @@ class Replica:
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """The replica's state now, and the lease looked at."""
-        if self._follower.on_timer(now_s):
+        if not self._lapsed and self._follower.in_force(now_s).expired:
             self._put_in_force(now_s)
         self.advance(now_s)
         engine, admission = self.engine, self._admission
@@ -150,6 +150,7 @@ class Replica:
         force = self._follower.in_force(now_s)
         self.engine.direct(force.mode, force.rule)
         self._admission.scale = force.admission_scale
+        self._lapsed = force.expired
         if not force.expired:
             self.directive_changes += self._directed not in (None, force.mode)
             self._directed = force.mode

@@ -53,19 +53,16 @@ def test_a_follower_starts_in_its_fallback() -> None:
     now = follower.in_force(0.0)
     assert (now.mode, now.rule, now.epoch, now.expired) == (*FALLBACK, 0, True)
     assert follower.lease_remaining_s(0.0) == 0
-    assert follower.on_timer(100.0) is False  # nothing has expired: nothing was ever in force
 
 
-def test_a_lease_that_runs_out_is_told_once_and_a_renewal_restores_the_directive() -> None:
+def test_a_lease_runs_out_and_a_renewal_restores_the_directive() -> None:
     follower = DirectiveFollower("r", *FALLBACK)
     follower.on_directive(0.0, make_directive(5))
-    assert follower.on_timer(1.99) is False
-    assert follower.on_timer(2.0) is True
-    assert follower.on_timer(2.1) is False
+    assert [follower.in_force(now_s).expired for now_s in (1.99, 2.0)] == [False, True]
     assert (follower.in_force(2.1).mode, follower.in_force(2.1).epoch) == (AUTO, 5)
     changed, ack = follower.on_directive(3.0, make_directive(5))
     assert (changed, ack.directive) == (True, FP8)
-    assert follower.on_timer(5.0) is True
+    assert [follower.in_force(now_s).expired for now_s in (4.99, 5.0)] == [False, True]
 
 
 # -- publisher ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The control routes: which orders they refuse, and their way to the controller, also when Ray's head does not answer."""
 
 import asyncio
-import json
 import threading
 import time
 from types import SimpleNamespace
