@@ -139,3 +139,14 @@ def guarded_decide(
 def stay(observation: Observation, reason: str) -> Decision:
     """What is in force, but for the rule, which a guard does not know."""
     return Decision(observation.current, reason, exceptions=observation.exceptions)
+
+
+def keep_fp8(plan: Plan, current: Content, views: Replicas) -> Plan:
+    """The plan without what takes FP8 off a replica: precision is the last thing that the ladder gives back."""
+    fp8, decision = DirectiveMode.FP8, plan.decision
+    planned = {replica_id: decision.mode_of(replica_id) for replica_id in ids_of(views)}
+    kept = {r: mode for r, mode in planned.items() if mode is not fp8 and current.mode_for(r) is not fp8}
+    if len(kept) == sum(mode is not fp8 for mode in planned.values()):
+        return plan
+    decision = replace(decision, mode=fp8, exceptions=kept, reason="held_by_ladder")
+    return replace(plan, decision=decision, held="held_by_ladder")

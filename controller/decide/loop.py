@@ -9,17 +9,16 @@ from dataclasses import dataclass, replace
 from controller.audit import DecisionRecord, Rung, StatusReport
 from controller.config import STEP_PERIOD_S, ControllerConfig
 from controller.decide import overload
-from controller.decide.guards import Plan, serving
+from controller.decide.guards import GuardState, Plan, guarded_decide, keep_fp8, serving, switched
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
 from controller.decide.overrides import Override
-from controller.decide.plan import Planner, keep_fp8
 from controller.decide.status import status_report
 from controller.fleet.fleet import FORGET_AFTER_S, Fleet, IngestResult
 from controller.fleet.view import Replicas
 from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot
 from controller.policies import POLICIES
-from controller.policies.base import Decision
+from controller.policies.base import Decision, Observation
 from controller.protocol import NO_RULE, Content, DirectivePublisher, Stated, lease_expired
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import exact_steps
@@ -42,12 +41,13 @@ class ControlLoop:
 
     def __init__(self, config: ControllerConfig) -> None:
         self._config = config
-        start, _ = POLICIES[config.policy.name].start(config.policy)
+        self._spec = POLICIES[config.policy.name]
+        start, self._policy_state = self._spec.start(config.policy)
+        self._guard_state = GuardState()
         self._decided = Content(start.mode, start.rule)  # what the policy and its guards want in force
         self._publisher = DirectivePublisher(config.lease_s, start.mode, start.rule, start.reason)
         self._publisher.set_terms(config.lease_s, *_terms(config))
         self._fleet = Fleet(config.slo)
-        self._planner = Planner(config)
         self._ladder = overload.LadderState()
         self._override = Override()
         self._journal = DecisionJournal(self._decided, start.reason)
@@ -73,7 +73,7 @@ class ControlLoop:
             if ingested is IngestResult.NEW and now_s - self._began_s <= FORGET_AFTER_S:
                 self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
             if ingested is IngestResult.NEW and self._adopts_from is not None:
-                if lease_expired(snapshot) and not self._planner.spec.keeps_own_pace:
+                if lease_expired(snapshot) and not self._spec.keeps_own_pace:
                     if not self._adopted:
                         self._adopt_fallback(now_s)
                 else:
@@ -101,8 +101,10 @@ class ControlLoop:
 
     def reload(self, now_s: float, config: ControllerConfig) -> Effects:
         """Go on under another configuration. What is in force, dwell times and the ladder's rung carry over."""
+        if config.policy != self._config.policy:  # a state may be shaped by the parameters it was made under
+            self._spec = POLICIES[config.policy.name]
+            self._policy_state = self._spec.start(config.policy)[1]
         self._config = config
-        self._planner.reconfigure(config)
         self._fleet.slo = config.slo
         self._publisher.set_terms(config.lease_s, *_terms(config))
         self._ladder = overload.limited(self._ladder, config.ladder)
@@ -188,14 +190,17 @@ class ControlLoop:
         if ordered is not None:
             rule = exact_steps(self._config.slo.tpot_ms) if ordered.mode is DirectiveMode.FP16 else NO_RULE
             return Plan(Decision(ordered.mode, "override", rule))
-        spec = self._planner.spec
+        spec, config, current = self._spec, self._config, self._decided
         if spec.keeps_own_pace and self._adopts_from and now_s - self._began_s < self._config.lease_s:
             # Until every replica that lives has said what it does, a policy would decide for those who spoke first.
-            decided = self._decided
-            return Plan(Decision(decided.mode, "held_by_adoption", decided.rule, exceptions=decided.exceptions))
-        plan = self._planner.plan(now_s, views, self._decided)
+            return Plan(Decision(current.mode, "held_by_adoption", current.rule, exceptions=current.exceptions))
+        observation = Observation(now_s, views, current.mode, config.slo, current.exceptions)
+        plan = guarded_decide(spec, observation, self._policy_state, config.policy, self._guard_state)
+        self._policy_state = plan.policy_state
+        if plan.held is not None:
+            plan = replace(plan, decision=replace(plan.decision, rule=current.rule))
         # A policy that never changes its directive is the operator's word, as it is for the guards.
-        return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 and spec.adaptive else plan
+        return keep_fp8(plan, current, views) if self._ladder.holds_fp8 and spec.adaptive else plan
 
     def _climb(self, now_s: float, views: Replicas) -> str | None:
         """Go a step up or down the ladder where it is time to; returns why."""
@@ -224,7 +229,7 @@ class ControlLoop:
         if snapshot.epoch == 0:  # a new replica, which nobody has told anything
             return
         assert self._adopts_from is not None, "the caller has looked"
-        spec, rule = self._planner.spec, snapshot.rule or NO_RULE
+        spec, rule = self._spec, snapshot.rule or NO_RULE
         late = now_s - self._began_s > 2 * self._config.lease_s
         if late and (self._adopts_from or not spec.adaptive):
             self._adopts_from = None
@@ -251,7 +256,7 @@ class ControlLoop:
 
     def _adopt_fallback(self, now_s: float) -> None:
         """Leave replicas what they do without a lease, until there is evidence: a restart takes longer than the lease."""
-        if self._planner.spec.adaptive:
+        if self._spec.adaptive:
             mode, rule = self._config.lapsed
             content = replace(self._decided, mode=mode, rule=rule if mode is DirectiveMode.AUTO else NO_RULE)
             self._put_in_force(now_s, content, "adopted_fallback", adopting=True)
@@ -260,7 +265,8 @@ class ControlLoop:
         """Take a decision over, and publish it."""
         before = self._decided
         if decided != before:
-            self._planner.changed(now_s, before, decided)
+            if decided.mode is not before.mode:  # another rule of the same mode is no switch
+                self._guard_state = switched(now_s, self._guard_state)
             self._decided = decided
             if not adopting and (decided.mode, decided.exceptions) != (before.mode, before.exceptions):
                 self._adopts_from = None

@@ -35,7 +35,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     spec: PolicySpec[Any, Any] = PolicySpec(
         threshold.Threshold, policy.decide, threshold.SPEC.start, adaptive=True, keeps_own_pace=True
     )
-    for module in ("loop", "plan", "overload"):
+    for module in ("loop", "overload"):
         monkeypatch.setattr(f"controller.decide.{module}.POLICIES", {**POLICIES, "threshold": spec})
     return policy
 

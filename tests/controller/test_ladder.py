@@ -286,13 +286,6 @@ def test_what_fits_is_what_runs_over_how_much_too_slow_it_is_on_the_replica_wher
     assert strain_of(make_view(inside_share=None)).fitting_share is None
 
 
-def test_a_replica_that_is_held_in_fp16_says_nothing() -> None:
-    bad = make_rates(slo_evaluated=50.0, within_slo=0.0)
-    held = make_view(rates=bad, oldest_wait_s=3.0, waiting=9, order={"mode": "fp16", "for_all": False})
-    found = strain_of(make_view(), held)
-    assert (found.replicas, found.over_slo, found.missed_share) == (1, 0, None)
-
-
 def replace_config(**changes: Any) -> LadderConfig:
     return EXACT.model_copy(update=changes)
 
