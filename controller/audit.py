@@ -85,7 +85,6 @@ class StatusReport(FrozenModel):
     policy: str
     slo_ttft_ms: Milliseconds | None = None  # objectives; None: not reported
     slo_tpot_ms: Milliseconds | None = None
-    fp8_replicas: Count = 0  # directed to FP8, of those known
     rung: Rung = Rung.NONE
     fp8_insufficient: bool = False  # FP8 alone does not hold the SLO
     admission_scale: float = 1.0

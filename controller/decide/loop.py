@@ -14,15 +14,14 @@ from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
 from controller.decide.overrides import Override
 from controller.decide.status import status_report
-from controller.fleet.fleet import FORGET_AFTER_S, Fleet, IngestResult
+from controller.fleet.fleet import FORGET_AFTER_S, Fleet
 from controller.fleet.view import Replicas
 from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation
-from controller.protocol import NO_RULE, Content, DirectivePublisher, Stated, lease_expired
+from controller.protocol import NO_RULE, Content, DirectivePublisher, Terms, lease_expired
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import exact_steps
-from workload.slo import Slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,8 @@ class ControlLoop:
         start, self._policy_state = self._spec.start(config.policy)
         self._guard_state = GuardState()
         self._decided = Content(start.mode, start.rule)  # what the policy and its guards want in force
-        self._publisher = DirectivePublisher(config.lease_s, start.mode, start.rule, start.reason)
-        self._publisher.set_terms(config.lease_s, *_terms(config))
+        self._terms = _terms(config)
+        self._publisher = DirectivePublisher(self._terms, start.mode, start.rule, start.reason)
         self._fleet = Fleet(config.slo)
         self._ladder = overload.LadderState()
         self._override = Override()
@@ -64,24 +63,24 @@ class ControlLoop:
     def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
         """Take a snapshot."""
         self._begin(now_s)
-        ingested = self._fleet.on_snapshot(now_s, snapshot)
-        if ingested is not IngestResult.LATE:
-            known_epoch = self._publisher.epoch
-            self._publisher.on_snapshot(now_s, snapshot)
-            if ingested is IngestResult.NEW:  # however late it comes, if nobody has known better
-                self._override.adopt(now_s, snapshot)
-            if ingested is IngestResult.NEW and now_s - self._began_s <= FORGET_AFTER_S:
-                self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
-            if ingested is IngestResult.NEW and self._adopts_from is not None:
-                if lease_expired(snapshot) and not self._spec.keeps_own_pace:
-                    if not self._adopted:
-                        self._adopt_fallback(now_s)
-                else:
-                    self._adopt(now_s, snapshot, known_epoch)
-            if ingested is IngestResult.NEW:
-                # Until the next step a controller that has just started would tell it what it starts with itself: admission
-                # at its full, no operator's order, a policy's mode without its deadlines.
-                self._decide(now_s, self._fleet.views(now_s), stepping=False)
+        new = snapshot.replica_id not in self._fleet
+        if not self._fleet.on_snapshot(now_s, snapshot):
+            return
+        known_epoch = self._publisher.epoch
+        self._publisher.on_snapshot(now_s, snapshot)
+        if not new:
+            return
+        self._override.adopt(now_s, snapshot)  # however late it comes, if nobody has known better
+        if now_s - self._began_s <= FORGET_AFTER_S:
+            self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
+        if self._adopts_from is not None:
+            if not lease_expired(snapshot) or self._spec.keeps_own_pace:
+                self._adopt(now_s, snapshot, known_epoch)
+            elif not self._adopted:
+                self._adopt_fallback(now_s)
+        # Until the next step a controller that has just started would tell it what it starts with itself: admission at its full, no
+        # operator's order, a policy's mode without its deadlines.
+        self._decide(now_s, self._fleet.views(now_s), stepping=False)
 
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
         """Take a replica's answer to a directive."""
@@ -106,7 +105,7 @@ class ControlLoop:
             self._policy_state = self._spec.start(config.policy)[1]
         self._config = config
         self._fleet.slo = config.slo
-        self._publisher.set_terms(config.lease_s, *_terms(config))
+        self._terms = _terms(config)
         self._ladder = overload.limited(self._ladder, config.ladder)
         self._journal.reloaded()
         return self.step(now_s)
@@ -131,7 +130,7 @@ class ControlLoop:
             next_step_at_s=now_s + STEP_PERIOD_S if ends_s is None else min(now_s + STEP_PERIOD_S, ends_s),
             notes=notes,
             admission=publisher.content.admission_scale,
-            desired_replicas=publisher.stated.desired_replicas,
+            desired_replicas=publisher.terms.desired_replicas,
         )
 
     def directive_for(self, replica_id: str) -> Directive | None:
@@ -181,7 +180,8 @@ class ControlLoop:
         reason = climbed if climbed is not None and same_modes else plan.decision.reason
         self._put_in_force(now_s, decided, reason, adopting=not stepping)
         ready = len(serving(views))
-        self._publisher.state(Stated(self._ladder.desired_replicas, ready, self._override.reported(now_s)))
+        desired, order = self._ladder.desired_replicas, self._override.reported(now_s)
+        self._publisher.set_terms(replace(self._terms, desired_replicas=desired, replicas=ready, order=order))
         return plan, climbed
 
     def _plan(self, now_s: float, views: Replicas) -> Plan:
@@ -277,8 +277,7 @@ class ControlLoop:
             self._since_s = now_s
 
 
-def _terms(config: ControllerConfig) -> tuple[Slo, Fallback, bool]:
-    """What comes with every directive: the objectives, and what holds without a lease."""
+def _terms(config: ControllerConfig) -> Terms:
     mode, rule = config.lapsed
     goes_on = POLICIES[config.policy.name].keeps_own_pace
-    return config.slo, Fallback(mode=mode, rule=rule), goes_on
+    return Terms(config.lease_s, config.slo, Fallback(mode=mode, rule=rule), goes_on)

@@ -11,7 +11,6 @@ from controller.fleet.fleet import Fleet
 from controller.fleet.view import ReplicaView
 from controller.messages import ReplicaState
 from controller.protocol.publisher import DirectivePublisher
-from nestedfp.modes import DirectiveMode
 
 
 def status_report(
@@ -38,7 +37,6 @@ def status_report(
         policy=config.policy.name,
         slo_ttft_ms=config.slo.ttft_ms,
         slo_tpot_ms=config.slo.tpot_ms,
-        fp8_replicas=sum(content.mode_for(view.replica_id) is DirectiveMode.FP8 for view in views),
         rung=rung,
         fp8_insufficient=ladder.insufficient,
         admission_scale=content.admission_scale,

@@ -6,7 +6,6 @@ Work is done when a snapshot arrives, in constant time on average; looking at a 
 window is.
 """
 
-import enum
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -20,14 +19,6 @@ FORGET_AFTER_S = 10.0  # silence after which a replica no longer exists
 WARM_STEPS = 16  # of a fresh engine: the first ones load and compile, and the EWMA step time must forget them
 COLD_AT_MOST_S = 10.0  # of work: an engine that has not made so many steps by then is slow, not cold
 _set = object.__setattr__
-
-
-class IngestResult(enum.Enum):
-    """What became of a snapshot."""
-
-    NEW = "new"  # the replica's first; what it was told by another controller counts though its statistics may be no evidence
-    TAKEN = "taken"
-    LATE = "late"  # a duplicate, or overtaken by a newer one: nothing is kept
 
 
 @dataclass(slots=True)
@@ -111,18 +102,16 @@ class Fleet:
         """The replicas known."""
         return frozenset(self._replicas)
 
-    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> IngestResult:
-        """Take a snapshot, unless it is late."""
+    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> bool:
+        """Take a snapshot; return False for a duplicate, or one that a newer one has overtaken: nothing is kept of it."""
         replica = self._replicas.get(snapshot.replica_id)
-        outcome = IngestResult.TAKEN
         if replica is None:
             replica = self._replicas[snapshot.replica_id] = _Replica()
             self._in_order = None
-            outcome = IngestResult.NEW
         elif snapshot.seq <= replica.received[-1][1].seq:
-            return IngestResult.LATE
+            return False
         replica.take(now_s, snapshot, self.slo)
-        return outcome
+        return True
 
     def forget_silent(self, now_s: float) -> bool:
         """Drop the replicas that have been silent for too long; return whether there were any."""

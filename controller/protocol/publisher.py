@@ -29,9 +29,15 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
-    """What comes with a directive besides, and raises no epoch. None: not reported."""
+class Terms:
+    """What comes with a directive besides, and raises no epoch: the next renewal brings it soon enough. None: not reported."""
 
+    lease_s: float  # how long a replica may act on a directive without hearing of it again
+    slo: Slo | None = None
+    fallback: Fallback | None = None  # None: the replica's own
+    goes_on: bool = (
+        False  # without a lease a replica goes on as the directive has it, unless that is an operator's order
+    )
     desired_replicas: int | None = None  # for the autoscaler
     replicas: int | None = None  # ready ones
     order: StandingOrder | None = None  # the operator's
@@ -50,23 +56,18 @@ class DirectivePublisher:
     """The controller's end.
 
     Args:
-        lease_s: how long a replica may act on a directive without hearing of it again.
+        terms: what comes with every directive.
         mode: what the first directive says; ``rule`` and ``reason`` likewise.
         epoch: of the first directive.
     """
 
     def __init__(
-        self, lease_s: float, mode: DirectiveMode, rule: StepRule = NO_RULE, reason: str = "start", epoch: int = 1
+        self, terms: Terms, mode: DirectiveMode, rule: StepRule = NO_RULE, reason: str = "start", epoch: int = 1
     ) -> None:
-        self.lease_s = lease_s
+        self.terms = terms
         self.content = Content(mode, rule)
         self.reason = reason
         self.epoch = epoch
-        self.slo: Slo | None = None  # told along with every directive
-        self.fallback: Fallback | None = None  # likewise; None: the replica's own
-        # A replica without a lease goes on as the directive has it, unless that is an operator's order.
-        self.goes_on = False
-        self.stated = Stated()  # likewise
         self._peers: dict[str, _Peer] = {}
         self._lagging: set[str] = set()  # peers that have not acknowledged the present epoch
         self._set_at_s: float | None = None
@@ -91,21 +92,10 @@ class DirectivePublisher:
         self._raise_above(now_s, self.epoch)
         return True
 
-    def set_terms(
-        self,
-        lease_s: float,
-        slo: Slo | None,
-        fallback: Fallback | None = None,
-        goes_on: bool = False,
-    ) -> None:
-        """Change what comes with every directive but is no content of it."""
-        self.lease_s, self.slo, self.fallback, self.goes_on = lease_s, slo, fallback, goes_on
-        self._made.clear()
-
-    def state(self, stated: Stated) -> None:
-        """Tell replicas what is no content either: the next renewal brings it soon enough."""
-        if stated != self.stated:
-            self.stated = stated
+    def set_terms(self, terms: Terms) -> None:
+        """Change what comes with every directive."""
+        if terms != self.terms:
+            self.terms = terms
             self._made.clear()
 
     def directive_for(self, replica_id: str) -> Directive:
@@ -179,19 +169,20 @@ class DirectivePublisher:
             self._lagging.discard(replica_id)
 
     def _directive(self, mode: DirectiveMode) -> Directive:
-        goes_on = self.goes_on and self.stated.order is None
+        terms = self.terms
+        goes_on = terms.goes_on and terms.order is None
         return Directive(
             epoch=self.epoch,
             mode=mode,
-            lease_s=self.lease_s,
+            lease_s=terms.lease_s,
             reason=self.reason,
             rule=self.rule,
             admission_scale=self.content.admission_scale,
-            slo=self.slo,
-            fallback=Fallback(mode=mode, rule=self.rule) if goes_on else self.fallback,
-            desired_replicas=self.stated.desired_replicas,
-            order=self.stated.order,
-            replicas=self.stated.replicas,
+            slo=terms.slo,
+            fallback=Fallback(mode=mode, rule=self.rule) if goes_on else terms.fallback,
+            desired_replicas=terms.desired_replicas,
+            order=terms.order,
+            replicas=terms.replicas,
         )
 
     def _raise_above(self, now_s: float, epoch: int) -> None:

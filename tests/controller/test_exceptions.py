@@ -48,7 +48,6 @@ def test_replicas_change_at_every_step(said: Said) -> None:
         assert cluster.mode_of == {name: said.exceptions.get(name, FP16) for name in FOUR}
         assert cluster.followers["r3"].in_force(cluster.now_s).rule == RULE
     assert cluster.records[-1].exceptions == cluster.status.exceptions == said.exceptions
-    assert cluster.status.fp8_replicas == list(said.exceptions.values()).count(FP8)
 
 
 def test_the_policy_sees_what_each_replica_does(said: Said) -> None:
