@@ -73,18 +73,6 @@ def test_the_first_answer_of_a_restarted_controller_changes_nothing() -> None:
     drive(test, config={**FAST, "ladder": {"shed": True}})
 
 
-def test_a_truncated_file_is_no_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "service.yaml"
-    path.write_text("model:\n  id: x\ncontroller:\n")  # cut there: a section with no keys would be all defaults
-
-    async def test(actor: Any, replicas: Any) -> None:
-        status = await actor.status()
-        assert status["policy"] == "static_fp8"
-        assert "expected a mapping" in status["config_error"]
-
-    drive(test, config={"policy": {"name": "static_fp8"}}, config_path=path)
-
-
 def test_a_file_that_was_half_written_at_the_start_is_read_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "service.yaml"
     path.write_text("controller:\n  policy: {name: sta")

@@ -153,9 +153,6 @@ def test_the_configuration_is_taken_up_again_without_a_restart(client, service):
     assert client.get("/status").json()["config_loads"] == loads + 2
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
-
-
 # -- faults ------------------------------------------------------------------------------------------------------------
 
 
