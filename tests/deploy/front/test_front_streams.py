@@ -216,10 +216,14 @@ def test_a_stream_of_vllms_that_breaks_has_failed_and_says_nothing_about_latency
 
     async def relayed():
         request = request_of(chat=False)
-        events = completion_events(serving_of(chat=False), request, numbered())
+
+        async def create(request, raw):
+            return completion_events(serving_of(chat=False), request, numbered())
+
         context = meter.arrive(meter.clock())
         context.id = "mine"
-        await front(meter)._relay(ROUTE, events, request, send, context, frontend.Collected())
+        route = Route(CompletionRequest, SimpleNamespace(create=create), "create")
+        await front(meter)._answer(route, request, {"type": "http"}, send, context)
         return context
 
     context = asyncio.run(relayed())

@@ -15,6 +15,7 @@ from deploy.front import streams
 from deploy.front.context import PathMeter
 from deploy.front.generate import Generate
 from deploy.front.handover import GenerateCall
+from deploy.front.routes.text import Route
 from deploy.front.streams import Frame, Taps
 from deploy.metrics.request_metrics import RequestOutcome
 
@@ -72,7 +73,13 @@ class Service:
         frame = Frame.make(name, 1, "m", chat=False, include_usage=True)
         call = GenerateCall(self, None, sampling, name, {}, frame=frame)
         client.context = self.meter.arrive(self.meter.clock())
-        return asyncio.create_task(self.generate._write(call, client.send, client.context))
+
+        async def create(request, raw):
+            return call
+
+        route = Route(None, SimpleNamespace(create=create), "create")
+        answer = self.generate._answer(route, SimpleNamespace(), {"type": "http"}, client.send, client.context)
+        return asyncio.create_task(answer)
 
     def step(self, *outputs, made_s=None):
         """The outputs of one step of the engine: (name, tokens) and more fields; made now, unless ``made_s`` says when."""
