@@ -159,12 +159,6 @@ class ReplicaAgent:
         return self._follower.replicas
 
     @property
-    def silent_s(self) -> float:
-        """How long the engine has not answered, in seconds; 0 while it does."""
-        age_s = time.monotonic() - self._stats_at_s
-        return age_s if age_s > ENGINE_TIMEOUT_S else 0.0
-
-    @property
     def stalled_s(self) -> float:
         """How long the engine has had work and made no step, by its newest statistics and their age; 0: it has none."""
         progress_age_s = None if self._stats is None else self._stats.get("progress_age_s")
@@ -183,8 +177,8 @@ class ReplicaAgent:
         """
         if self._dead():
             return DEAD
-        if self.silent_s > HUNG_AFTER_S:
-            return f"its engine has not answered for {self.silent_s:.0f} s: it hangs"
+        if self.stats_age_s > HUNG_AFTER_S:
+            return f"its engine has not answered for {self.stats_age_s:.0f} s: it hangs"
         if self.stalled_s > HUNG_AFTER_S:
             return f"its engine has had work and made no step for {self.stalled_s:.0f} s: it hangs"
         return None
@@ -192,7 +186,7 @@ class ReplicaAgent:
     @property
     def engine_is_late(self) -> bool:
         """Whether the engine has not answered for so long that a request had better go to another replica."""
-        return self.silent_s > LATE_AFTER_S
+        return self.stats_age_s > LATE_AFTER_S
 
     def check_engine(self) -> None:
         """Fail where the engine has died or hangs.

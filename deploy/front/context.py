@@ -58,8 +58,9 @@ class RequestContext:
     counts: Collected = field(default_factory=Collected)
     submitted_s: float | None = None
     constrained: bool = False  # by a grammar, which may turn out to have no way on
-    refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
-    failed: Exception | None = None  # what the engine raised; vLLM's streams make an event of it that says less
+    failed: Exception | None = (
+        None  # a refusal, or what the engine raised: vLLM's streams make an event of it that says less
+    )
     finished_outputs: list[Any] = field(
         default_factory=list
     )  # that ended a sequence, where vLLM's own code consumes them
@@ -94,8 +95,8 @@ class RequestContext:
             self.place.settle(prompt_tokens_of(prompt), most)
         except NoRoom as no_room:
             self.read_tokens = 0  # nothing came of it
-            self.refused = self.refusal(no_room)
-            raise self.refused from None
+            self.failed = self.refusal(no_room)
+            raise self.failed from None
 
     async def tries(self, grammars: Any, params: Any) -> None:
         """Have the grammar of a prompt tried, where there is one, for as long as the request may wait for the engine.
@@ -106,13 +107,8 @@ class RequestContext:
         Raises:
             Refused: it is none that the engine can use, or nobody could find out in time.
         """
-        if grammars is None:
-            return
-        try:
+        if grammars is not None:
             await grammars.check(params, self.left_s)
-        except Refused as refusal:
-            self.refused = refusal
-            raise
 
     @property
     def left_s(self) -> float | None:
@@ -125,12 +121,12 @@ class RequestContext:
         """The engine is about to be given a prompt.
 
         Raises:
-            Refused: the request's queue deadline is up.
+            Exception: the request's queue deadline is up, or another prompt of it has failed.
         """
-        if self.refused is None and self.left_s == 0.0:
-            self.refused = self.late()
-        if self.refused is not None:
-            raise self.refused
+        if self.failed is None and self.left_s == 0.0:
+            self.failed = self.late()
+        if self.failed is not None:
+            raise self.failed
 
     def submitted(self, prompt: Any = None) -> None:
         """The engine has the request, and this prompt of it."""

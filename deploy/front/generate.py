@@ -334,8 +334,8 @@ class Generate:
 
     def _of_event(self, event: str, context: RequestContext) -> Exception:
         """Return what went wrong, of an event with an error that vLLM has made of it."""
-        if (raised := context.refused or context.failed) is not None:
-            return raised
+        if context.failed is not None:
+            return context.failed
         error = json.loads(event.partition("data: ")[2])["error"]
         code = error.get("code")
         status = code if isinstance(code, int) else 500

@@ -245,7 +245,7 @@ def test_an_engine_that_hangs_is_noticed_by_its_silence_and_snapshots_carry_the_
 
     async def scenario(agent, engine):
         await until(lambda: engine.answers == 1)
-        await until(lambda: agent.silent_s > 0.2)
+        await until(lambda: agent.stats_age_s > 0.2)
         with pytest.raises(RuntimeError, match="has not answered for"):
             agent.check_engine()
         await until(lambda: controller.snapshots and controller.snapshots[-1]["stats_age_s"] > 0.2)
