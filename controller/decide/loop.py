@@ -67,14 +67,15 @@ class ControlLoop:
         if not self._fleet.on_snapshot(now_s, snapshot):
             return
         known_epoch = self._publisher.epoch
-        self._publisher.on_snapshot(now_s, snapshot)
+        expired = lease_expired(snapshot)
+        self._publisher.on_report(now_s, snapshot.replica_id, snapshot.epoch, snapshot.directive, expired=expired)
         if not new:
             return
         self._override.adopt(now_s, snapshot)  # however late it comes, if nobody has known better
         if now_s - self._began_s <= FORGET_AFTER_S:
             self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
         if self._adopts_from is not None:
-            if not lease_expired(snapshot) or self._spec.keeps_own_pace:
+            if not expired or self._spec.keeps_own_pace:
                 self._adopt(now_s, snapshot, known_epoch)
             elif not self._adopted:
                 self._adopt_fallback(now_s)
@@ -85,7 +86,7 @@ class ControlLoop:
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
         """Take a replica's answer to a directive."""
         self._begin(now_s)
-        self._publisher.on_ack(now_s, ack)
+        self._publisher.on_report(now_s, ack.replica_id, ack.epoch, ack.directive)
 
     def override(self, now_s: float, mode: DirectiveMode, ttl_s: float | None = None) -> Effects:
         """Put the operator's mode in force at once; ``auto`` hands back to the policy.
@@ -270,7 +271,7 @@ class ControlLoop:
             self._decided = decided
             if not adopting and (decided.mode, decided.exceptions) != (before.mode, before.exceptions):
                 self._adopts_from = None
-        mode_changed = decided.mode is not self._publisher.mode
+        mode_changed = decided.mode is not self._publisher.content.mode
         self._publisher.set_content(now_s, decided, reason, anew=self._spoken)
         self._spoken = False
         if mode_changed:

@@ -15,13 +15,11 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower
 from deploy.access.admission import Admission
-from nestedfp.modes import DirectiveMode
-from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin.directives.directive_receiver import MESSAGE_BYTES, OPEN
 
 ANSWER_LIMIT_S = 2.0  # the core's thread answers in a millisecond; a process that is stopped answers when it goes on
@@ -93,18 +91,6 @@ class DirectiveLine:
         self._line.close()
 
 
-class _Wanted(NamedTuple):
-    """What the engine must do."""
-
-    mode: DirectiveMode
-    rule: StepRule
-    epoch: int
-
-    def content(self) -> dict[str, Any]:
-        """As the engine takes it."""
-        return {"mode": self.mode.value, "epoch": self.epoch, "rule": asdict(self.rule)}
-
-
 class Enforcement:
     """Keeps engine and admission in line with the follower.
 
@@ -124,7 +110,7 @@ class Enforcement:
     ) -> None:
         self._follower, self._admission, self._engine, self._clock = follower, admission, engine, clock
         self._line: DirectiveLine | None = None
-        self._applied: _Wanted | None = None
+        self._applied: dict[str, Any] | None = None  # what the engine was told last
         self._opening = asyncio.Lock()
         self._telling = threading.Lock()  # the engine sees directives in order
 
@@ -164,7 +150,7 @@ class Enforcement:
                     "the line for directives is not open; the event loop opens it within a report's time"
                 )
             try:
-                self._line.tell(wanted.content())
+                self._line.tell(wanted)
             except TimeoutError:
                 raise
             except OSError as error:
@@ -174,9 +160,9 @@ class Enforcement:
                 raise
             self._applied = wanted
 
-    def _wanted(self) -> _Wanted | None:
-        """What the engine must be told; None: it knows."""
+    def _wanted(self) -> dict[str, Any] | None:
+        """The directive that the engine must be told; None: it knows."""
         force = self._follower.in_force(self._clock())
         self._admission.scale = force.admission_scale
-        wanted = _Wanted(force.mode, force.rule, force.epoch)
+        wanted = {"mode": force.mode.value, "epoch": force.epoch, "rule": asdict(force.rule)}
         return None if wanted == self._applied else wanted

@@ -86,7 +86,7 @@ def test_publisher_table(known: bool, epoch: int, expired: bool, new_epoch: int,
     if known:
         publisher.on_report(0.0, "r", 0, AUTO)
     publisher.on_report(1.0, "r", epoch, FP16, expired=expired)
-    assert (publisher.epoch, publisher.mode, publisher.acked("r")) == (new_epoch, FP16, acked)
+    assert (publisher.epoch, publisher.content.mode, publisher.acked("r")) == (new_epoch, FP16, acked)
 
 
 def test_a_word_that_an_acknowledgement_has_overtaken_takes_it_back_no_more() -> None:
