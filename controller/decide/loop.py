@@ -41,15 +41,18 @@ class ControlLoop:
     def __init__(self, config: ControllerConfig) -> None:
         self._config = config
         self._spec = POLICIES[config.policy.name]
-        start, self._policy_state = self._spec.start(config.policy)
+        self._policy_state = self._spec.start()
         self._guard_state = GuardState()
-        self._decided = Content(start.mode, start.rule)  # what the policy and its guards want in force
+        mode, rule, reason = DirectiveMode.FP16, NO_RULE, "start_in_fp16"
+        if not self._spec.adaptive:
+            (mode, rule), reason = config.lapsed, config.policy.name
+        self._decided = Content(mode, rule)  # what the policy and its guards want in force
         self._terms = _terms(config)
-        self._publisher = DirectivePublisher(self._terms, start.mode, start.rule, start.reason)
+        self._publisher = DirectivePublisher(self._terms, mode, rule, reason)
         self._fleet = Fleet(config.slo)
         self._ladder = overload.LadderState()
         self._override = Override()
-        self._journal = DecisionJournal(self._decided, start.reason)
+        self._journal = DecisionJournal(self._decided, reason)
         self._since_s: float | None = None  # when the mode came into force; None before the first event
         self._began_s = 0.0
         # The operator has, since the last directive. It gets an epoch of its own also where it changes nothing: the next controller
@@ -103,7 +106,7 @@ class ControlLoop:
         """Go on under another configuration. What is in force, dwell times and the ladder's rung carry over."""
         if config.policy != self._config.policy:  # a state may be shaped by the parameters it was made under
             self._spec = POLICIES[config.policy.name]
-            self._policy_state = self._spec.start(config.policy)[1]
+            self._policy_state = self._spec.start()
         self._config = config
         self._fleet.slo = config.slo
         self._terms = _terms(config)
