@@ -62,11 +62,9 @@ class ReplicaStatus(ReplicaState):
 
     id: str
     acked: bool  # reports the directive in force: its epoch, its mode and a running lease
-    stale: bool  # silent for longer than the guards allow, or its engine does not answer or make steps
+    stale: bool  # silent for longer than the guards allow
     age_s: Seconds  # since the last snapshot, by the controller's clock
-    fault: str | None = None  # what is wrong with it; None: nothing
     directed: DirectiveMode  # what it should have in force
-    overridden: bool = False  # the operator's word for this replica alone
     ttft_p90_ms: Milliseconds | None  # None: no request in the window
     tpot_p90_ms: Milliseconds | None
     path_saturated: bool = False  # the path limits this replica, not its engine
@@ -87,7 +85,6 @@ class StatusReport(FrozenModel):
     policy: str
     slo_ttft_ms: Milliseconds | None = None  # objectives; None: not reported
     slo_tpot_ms: Milliseconds | None = None
-    fp8_replicas: Count = 0  # directed to FP8, of those known
     rung: Rung = Rung.NONE
     fp8_insufficient: bool = False  # FP8 alone does not hold the SLO
     admission_scale: float = 1.0
@@ -95,7 +92,6 @@ class StatusReport(FrozenModel):
     since_s: Seconds  # how long the mode has been in force
     rule: StepRule
     override: StandingOrder | None
-    replica_overrides: dict[str, StandingOrder] = Field(default_factory=dict)
     path_saturated: bool = False  # the path limits a replica, not its engine: another precision would not help it
     replicas: tuple[ReplicaStatus, ...]
     broadcasts: LatencyWindow = LatencyWindow()  # of the last hour: from a decision to the last acknowledgement

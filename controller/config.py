@@ -78,8 +78,7 @@ class ControllerConfig(FrozenModel):
         spec = POLICIES[self.policy.name]
         if spec.adaptive and not spec.keeps_own_pace:
             return DirectiveMode.AUTO, Deadlines().rule_for(self.slo)
-        _, state = spec.start(self.policy)
-        decision, _ = spec.decide(Observation(0.0, (), slo=self.slo), state, self.policy)
+        decision, _ = spec.decide(Observation(0.0, (), slo=self.slo), spec.start(), self.policy)
         return decision.mode, decision.rule
 
 

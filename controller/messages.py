@@ -11,6 +11,7 @@ from pydantic import Field
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
+from workload.slo import Slo
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -44,7 +45,6 @@ class StandingOrder(FrozenModel):
 
     mode: DirectiveMode  # fp16 or fp8
     remaining_s: Seconds | None = None  # None: until it is handed back
-    for_all: bool = True  # False: for one replica alone
 
 
 class Room(FrozenModel):
@@ -101,6 +101,9 @@ class ReplicaState(EngineStats):
     """The engine's statistics, and what its replica adds that the status shows as well."""
 
     ready: bool  # False while warming up, and once its engine has died or hangs
+    fault: Annotated[str, Field(max_length=256)] | None = (
+        None  # why it can take no request, though it did; None: it can
+    )
     stats_age_s: Seconds = 0.0  # of the engine's statistics, when the snapshot was taken
     lease_remaining_s: Seconds  # likewise
     admission_scale: Fraction = 1.0  # in force on this replica
@@ -115,7 +118,6 @@ class ReplicaState(EngineStats):
     # totals of finished requests since the engine's start
     slo_evaluated: Count = 0  # whose latencies were held against the SLO
     within_slo: Count = 0  # those of them that met both objectives
-    path_misses: Count = 0  # those of them that missed one, and would have met both but for what the path added
     path: PathStats | None = None  # None: not reported
 
 
@@ -129,11 +131,8 @@ class ReplicaSnapshot(ReplicaState):
     replica_id: ReplicaId
     seq: Count  # grows by one with each snapshot
     ready_for_s: Seconds | None = None  # how long it has been ready; None: not reported
-    # Why it can take no request, though it did; None: it can.
-    fault: Annotated[str, Field(max_length=256)] | None = None
     rule: StepRule | None = None  # in force on this replica; None: not reported
     order: StandingOrder | None = None  # that this replica was last told of, less the time since; None: none
-    order_for_all: StandingOrder | None = None  # likewise, beside an order of its own
     desired_replicas: Count | None = None  # that it was last told of, with a lease or without; None: none
     # latency
     ttft: LatencyWindow = LatencyWindow()
@@ -156,23 +155,17 @@ class Directive(FrozenModel):
     reason: str
     rule: StepRule = StepRule()
     admission_scale: Fraction = 1.0  # each replica multiplies its admission limit by this
-    slo_ttft_ms: Milliseconds | None = None  # what finished requests are held against; None: the replica's own
-    slo_tpot_ms: Milliseconds | None = None
+    slo: Slo | None = None  # what finished requests are held against; None: the replica's own
     fallback: Fallback | None = None  # without a lease from now on; None: what the replica started with
     # Replicas pass it on to the autoscaler; None: as many as without a controller.
     desired_replicas: Count | None = None
-    order: StandingOrder | None = None  # the operator's, for this replica or for all
-    order_for_all: StandingOrder | None = None  # beside one for this replica
+    order: StandingOrder | None = None  # the operator's
     replicas: Count | None = None  # ready ones that the controller knows; None: not reported
 
 
 class DirectiveAck(FrozenModel):
-    """A replica's answer to a directive: what is in force now, whether or not the directive was accepted."""
+    """A replica's answer to a directive: what is in force now, that directive or a newer one."""
 
     replica_id: str
     epoch: Count
     directive: DirectiveMode
-    accepted: bool
-    reason: str = ""  # "applied", "renewed", "older_epoch", "conflict"
-    rule: StepRule | None = None  # None: not reported
-    admission_scale: Fraction = 1.0

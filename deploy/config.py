@@ -99,13 +99,6 @@ class EngineSection(FrozenModel):
     extra: dict[str, Any] = Field(default_factory=dict)
     cpu_threads: Annotated[int, Field(ge=1)] | None = None  # per tensor-parallel rank; None: cores / (replicas * ranks)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _slo_is_the_controllers(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "slo" in given:  # an option of plain vLLM's engine
-            raise ValueError("slo belongs to the controller, which directs every engine: set controller.slo")
-        return given
-
     @field_validator("fp8_layers")
     @classmethod
     def _chooses_layers(cls, choice: str | list[str]) -> str | list[str]:

@@ -6,8 +6,10 @@ Prints one line ``ready http://HOST:PORT after N s`` once the first requests hav
 import argparse
 import contextlib
 import ctypes
+import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -253,7 +255,6 @@ def run(config: DeployConfig, path: Path, verbose: bool, began_s: float, key: st
 
             from deploy.app import applications
             from deploy.startup.local_ray import start_cluster, stop_cluster
-            from deploy.startup.next_steps import next_steps
 
             memory = stack.enter_context(leftovers.SharedMemory())
             processes = stack.enter_context(leftovers.no_process_left())
@@ -305,6 +306,29 @@ def wait_for_http(url: str, timeout_s: float = 60.0) -> None:
                 pass
             time.sleep(0.2)
     raise RuntimeError(f"{url}/ready did not answer within {timeout_s:.0f} s")
+
+
+def next_steps(config: DeployConfig, url: str, key: str) -> str:
+    """Return the lines: a request, the pages, the admin key.
+
+    Args:
+        config: of the service.
+        url: where it listens.
+        key: where the admin key is, in words.
+    """
+    from deploy.access.keys import path_of
+
+    body = json.dumps({"model": config.model.id, "prompt": "Once upon a time", "max_tokens": 40})
+    bearer = "" if path_of(config.http.keys_file) is None else " -H 'Authorization: Bearer YOUR_KEY'"
+    return "\n".join(
+        [
+            "try next:",
+            f"  curl {url}/v1/completions{bearer} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+            *([f"  control room  {url}/control"] if config.engine.quantization == "nestedfp" else []),
+            f"  metrics       {url}/metrics",
+            f"  admin key     {key}",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -66,7 +66,6 @@ class Cluster:
                 "epoch": now.epoch,
                 "rule": now.rule,
                 "order": self.followers[name].order(self.now_s),
-                "order_for_all": self.followers[name].order_for_all(self.now_s),
                 "desired_replicas": self.followers[name].desired_replicas,
                 "admission_scale": now.admission_scale,
                 "lease_remaining_s": self.followers[name].lease_remaining_s(self.now_s),

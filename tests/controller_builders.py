@@ -41,18 +41,16 @@ def make_rates(**overrides: float) -> Rates:
     calm = {
         "arrivals_per_s": 2.0,
         "arrived_tokens_per_s": 1000.0,
-        "tokens_fp16_per_s": 1200.0,
-        "tokens_fp8_per_s": 0.0,
+        "tokens_per_s": 1200.0,
         "queue_growth_tokens_per_s": 0.0,
     }
-    return Rates(span_s=1.0, **{**calm, **overrides})
+    return Rates(**{**calm, **overrides})
 
 
 def make_view(
     *,
     rates: Rates | None = None,
     age_s: float = 0.0,
-    standing_tokens: int = 0,
     path_age_s: float | None = None,
     **snapshot: Any,
 ) -> ReplicaView:
@@ -61,7 +59,6 @@ def make_view(
         snapshot=make_snapshot(**snapshot),
         age_s=age_s,
         rates=make_rates() if rates is None else rates,
-        standing_tokens=standing_tokens,
         path_age_s=path_age_s,
     )
 

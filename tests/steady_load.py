@@ -39,15 +39,12 @@ class Answer:
 class SteadyLoad:
     """Asks ``per_s`` times a second, in turn at every address, until the block ends; then waits for what is in flight.
 
-    Every second round is asked on connections that are kept open, as clients' libraries do, unless ``keeps`` is false.
+    Every second round is asked on connections that are kept open, as clients' libraries do.
     """
 
-    def __init__(
-        self, urls: Sequence[str], per_s: float, kinds: Sequence[tuple[str, dict[str, Any]]] = KINDS, keeps: bool = True
-    ) -> None:
+    def __init__(self, urls: Sequence[str], per_s: float, kinds: Sequence[tuple[str, dict[str, Any]]] = KINDS) -> None:
         self.answers: list[Answer] = []
         self._urls, self._period_s, self._kinds = list(urls), 1 / per_s, kinds
-        self._keeps = keeps
         self._kept = {url: httpx.Client(base_url=url, timeout=SILENT_S, trust_env=False) for url in urls}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._send)
@@ -85,7 +82,7 @@ class SteadyLoad:
         turn = number // len(self._kinds)
         urls = self._urls
         url = urls[turn % len(urls)]
-        kept = self._keeps and turn // len(urls) % 2 == 1
+        kept = turn // len(urls) % 2 == 1
         text = f"{number} ravens"
         prompt = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
         body = {"model": MODEL, "ignore_eos": True, **prompt, **asked}

@@ -11,7 +11,7 @@ replicas keep what they do. Any other has them among its parameters (``Paced``).
 from dataclasses import dataclass, replace
 from typing import Any
 
-from controller.fleet.view import Replicas, ReplicaView, ids_of
+from controller.fleet.view import Replicas, ids_of
 from controller.policies.base import Decision, Observation, Paced, PolicySpec
 from controller.protocol import NO_RULE, Content
 from nestedfp.modes import DirectiveMode
@@ -19,11 +19,8 @@ from workload.frozen import FrozenModel
 
 MINUTE_S = 60.0
 STALE_AFTER_S = 1.0  # silence after which a snapshot is no evidence
-STATS_STALE_AFTER_S = 5.0  # the same for the engine's statistics in it: a step may last
-NO_PROGRESS_AFTER_S = 10.0  # an engine with work and no step for so long is stuck
 QUORUM = 0.5  # share of the replicas that must be ready and fresh
 WARM_UP_S = 2.0  # a replica that has been ready for less is no evidence
-ENGINE_STUCK = "engine_stuck"  # reason, where nothing is done and an engine does not answer or does not go forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class Plan:
 
 
 def serving(replicas: Replicas) -> Replicas:
-    """The replicas that serve."""
+    """The replicas that serve: one whose engine has died or hangs says that it does not."""
     return tuple([replica for replica in replicas if replica.snapshot.ready])
 
 
@@ -66,21 +63,6 @@ def warmed_up(replicas: Replicas) -> Replicas:
 def fresh(replicas: Replicas) -> Replicas:
     """The replicas heard of lately."""
     return tuple([replica for replica in replicas if replica.age_s <= STALE_AFTER_S])
-
-
-def engine_fault(view: ReplicaView) -> str | None:
-    """Why nothing is known of this replica's engine though its process reports; None: it answers and goes forward."""
-    snapshot = view.snapshot
-    if snapshot.stats_age_s > STATS_STALE_AFTER_S:
-        return f"its engine has not answered for {snapshot.stats_age_s:.1f} s"
-    if (snapshot.progress_age_s or 0.0) > NO_PROGRESS_AFTER_S:
-        return f"its engine has had work and made no step for {snapshot.progress_age_s:.1f} s"
-    return None
-
-
-def usable(replicas: Replicas) -> Replicas:
-    """The replicas that are evidence: heard of lately, with an engine that answers and goes forward."""
-    return tuple([replica for replica in fresh(replicas) if engine_fault(replica) is None])
 
 
 def hold_for_quorum(fresh_count: int, ready_count: int) -> str | None:
@@ -131,15 +113,12 @@ def guarded_decide(
         return Plan(proposal, proposal.mode, None, policy_state)
     now_s, current = observation.now_s, observation.current
     ready = warmed_up(observation.replicas)
-    heard = fresh(ready)
-    evidence = usable(heard)
+    evidence = fresh(ready)
     if (hold := hold_for_quorum(len(evidence), len(ready))) is not None:
         if not len(ready) and len(serving(observation.replicas)):
             hold = "held_by_warm_up"
         return Plan(stay(observation, hold), None, hold, policy_state)
     proposal, policy_state = spec.decide(replace(observation, replicas=evidence), policy_state, policy_config)
-    if len(evidence) < len(heard) and proposal.mode is current and current is not DirectiveMode.FP8:
-        proposal = replace(proposal, reason=ENGINE_STUCK)  # whatever the others do, the SLO does not hold there
     silent = set(ids_of(ready)) - set(ids_of(evidence))
     if spec.keeps_own_pace:
         kept = {replica_id: observation.mode_of(replica_id) for replica_id in silent}
@@ -160,3 +139,14 @@ def guarded_decide(
 def stay(observation: Observation, reason: str) -> Decision:
     """What is in force, but for the rule, which a guard does not know."""
     return Decision(observation.current, reason, exceptions=observation.exceptions)
+
+
+def keep_fp8(plan: Plan, current: Content, views: Replicas) -> Plan:
+    """The plan without what takes FP8 off a replica: precision is the last thing that the ladder gives back."""
+    fp8, decision = DirectiveMode.FP8, plan.decision
+    planned = {replica_id: decision.mode_of(replica_id) for replica_id in ids_of(views)}
+    kept = {r: mode for r, mode in planned.items() if mode is not fp8 and current.mode_for(r) is not fp8}
+    if len(kept) == sum(mode is not fp8 for mode in planned.values()):
+        return plan
+    decision = replace(decision, mode=fp8, exceptions=kept, reason="held_by_ladder")
+    return replace(plan, decision=decision, held="held_by_ladder")

@@ -9,18 +9,17 @@ from dataclasses import dataclass, replace
 from controller.audit import DecisionRecord, Rung, StatusReport
 from controller.config import STEP_PERIOD_S, ControllerConfig
 from controller.decide import overload
-from controller.decide.guards import Plan, serving
+from controller.decide.guards import GuardState, Plan, guarded_decide, keep_fp8, serving, switched
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
-from controller.decide.overrides import Overrides
-from controller.decide.plan import Planner, keep_fp8
+from controller.decide.overrides import Override
 from controller.decide.status import status_report
-from controller.fleet.fleet import FORGET_AFTER_S, Fleet, IngestResult
+from controller.fleet.fleet import FORGET_AFTER_S, Fleet
 from controller.fleet.view import Replicas
 from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot
 from controller.policies import POLICIES
-from controller.policies.base import Decision
-from controller.protocol import NO_RULE, Content, DirectivePublisher, Stated, lease_expired
+from controller.policies.base import Decision, Observation
+from controller.protocol import NO_RULE, Content, DirectivePublisher, Terms, lease_expired
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import exact_steps
 
@@ -41,15 +40,19 @@ class ControlLoop:
 
     def __init__(self, config: ControllerConfig) -> None:
         self._config = config
-        start, _ = POLICIES[config.policy.name].start(config.policy)
-        self._decided = Content(start.mode, start.rule)  # what the policy and its guards want in force
-        self._publisher = DirectivePublisher(config.lease_s, start.mode, start.rule, start.reason)
-        self._publisher.set_terms(config.lease_s, *_terms(config))
+        self._spec = POLICIES[config.policy.name]
+        self._policy_state = self._spec.start()
+        self._guard_state = GuardState()
+        mode, rule, reason = DirectiveMode.FP16, NO_RULE, "start_in_fp16"
+        if not self._spec.adaptive:
+            (mode, rule), reason = config.lapsed, config.policy.name
+        self._decided = Content(mode, rule)  # what the policy and its guards want in force
+        self._terms = _terms(config)
+        self._publisher = DirectivePublisher(self._terms, mode, rule, reason)
         self._fleet = Fleet(config.slo)
-        self._planner = Planner(config)
         self._ladder = overload.LadderState()
-        self._overrides = Overrides()
-        self._journal = DecisionJournal(self._decided, start.reason)
+        self._override = Override()
+        self._journal = DecisionJournal(self._decided, reason)
         self._since_s: float | None = None  # when the mode came into force; None before the first event
         self._began_s = 0.0
         # The operator has, since the last directive. It gets an epoch of its own also where it changes nothing: the next controller
@@ -63,57 +66,50 @@ class ControlLoop:
     def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
         """Take a snapshot."""
         self._begin(now_s)
-        ingested = self._fleet.on_snapshot(now_s, snapshot)
-        if ingested is not IngestResult.LATE:
-            known_epoch = self._publisher.epoch
-            self._publisher.on_snapshot(now_s, snapshot)
-            if ingested is IngestResult.NEW:  # however late it comes, if nobody has known better
-                self._overrides.adopt(now_s, snapshot)
-            if ingested is IngestResult.NEW and now_s - self._began_s <= FORGET_AFTER_S:
-                self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
-            # Under an order of its own a replica's mode says nothing of the others'.
-            ordered_alone = snapshot.order is not None and not snapshot.order.for_all
-            if ingested is IngestResult.NEW and self._adopts_from is not None and not ordered_alone:
-                if lease_expired(snapshot) and not self._planner.spec.keeps_own_pace:
-                    if not self._adopted:
-                        self._adopt_fallback(now_s)
-                else:
-                    self._adopt(now_s, snapshot, known_epoch)
-            if ingested is IngestResult.NEW:
-                # Until the next step a controller that has just started would tell it what it starts with itself: admission
-                # at its full, no operator's order, a policy's mode without its deadlines.
-                self._decide(now_s, self._fleet.views(now_s), stepping=False)
+        new = snapshot.replica_id not in self._fleet
+        if not self._fleet.on_snapshot(now_s, snapshot):
+            return
+        known_epoch = self._publisher.epoch
+        expired = lease_expired(snapshot)
+        self._publisher.on_report(now_s, snapshot.replica_id, snapshot.epoch, snapshot.directive, expired=expired)
+        if not new:
+            return
+        self._override.adopt(now_s, snapshot)  # however late it comes, if nobody has known better
+        if now_s - self._began_s <= FORGET_AFTER_S:
+            self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
+        if self._adopts_from is not None:
+            if not expired or self._spec.keeps_own_pace:
+                self._adopt(now_s, snapshot, known_epoch)
+            elif not self._adopted:
+                self._adopt_fallback(now_s)
+        # Until the next step a controller that has just started would tell it what it starts with itself: admission at its full, no
+        # operator's order, a policy's mode without its deadlines.
+        self._decide(now_s, self._fleet.views(now_s), stepping=False)
 
     def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
         """Take a replica's answer to a directive."""
         self._begin(now_s)
-        self._publisher.on_ack(now_s, ack)
+        self._publisher.on_report(now_s, ack.replica_id, ack.epoch, ack.directive)
 
-    def override(
-        self, now_s: float, mode: DirectiveMode, ttl_s: float | None = None, replica_id: str | None = None
-    ) -> Effects:
-        """Put the operator's mode in force at once, for all replicas or for one; ``auto`` hands back to the policy.
-
-        A word for all ends the ones for single replicas.
+    def override(self, now_s: float, mode: DirectiveMode, ttl_s: float | None = None) -> Effects:
+        """Put the operator's mode in force at once; ``auto`` hands back to the policy.
 
         Raises:
-            ValueError: for a ``ttl_s`` that is not positive, one given with ``auto``, or an unknown replica; nothing
-                changes then.
+            ValueError: for a ``ttl_s`` that is not positive, or one given with ``auto``; nothing changes then.
         """
-        # One that has died can still be handed back: its order would stand for ever.
-        if replica_id is not None and replica_id not in self._fleet and replica_id not in self._overrides.by_replica:
-            raise ValueError(f"expected one of the replicas {sorted(self._fleet.ids)}, got {replica_id!r}; see /status")
         self._begin(now_s)
-        self._overrides.set(now_s, mode, ttl_s, replica_id)
+        self._override.set(now_s, mode, ttl_s)
         self._spoken = True
         return self.step(now_s)
 
     def reload(self, now_s: float, config: ControllerConfig) -> Effects:
         """Go on under another configuration. What is in force, dwell times and the ladder's rung carry over."""
+        if config.policy != self._config.policy:  # a state may be shaped by the parameters it was made under
+            self._spec = POLICIES[config.policy.name]
+            self._policy_state = self._spec.start()
         self._config = config
-        self._planner.reconfigure(config)
         self._fleet.slo = config.slo
-        self._publisher.set_terms(config.lease_s, *_terms(config))
+        self._terms = _terms(config)
         self._ladder = overload.limited(self._ladder, config.ladder)
         self._journal.reloaded()
         return self.step(now_s)
@@ -127,17 +123,18 @@ class ControlLoop:
         if fleet.forget_silent(now_s) or publisher.peer_count != len(fleet):
             publisher.retain(fleet.ids)
         views = fleet.views(now_s)
-        self._overrides.expire(now_s)
+        self._override.expire(now_s)
         plan, climbed = self._decide(now_s, views, stepping=True)
         record, notes = self._journal.write(
             now_s, self._config, plan, self._decided, publisher, self._rung(), self._ladder, climbed
         )
+        ends_s = None if self._override.order is None else self._override.order.expires_at_s
         return Effects(
             record=record,
-            next_step_at_s=min([now_s + STEP_PERIOD_S, *self._overrides.ends_s()]),
+            next_step_at_s=now_s + STEP_PERIOD_S if ends_s is None else min(now_s + STEP_PERIOD_S, ends_s),
             notes=notes,
             admission=publisher.content.admission_scale,
-            desired_replicas=publisher.stated.desired_replicas,
+            desired_replicas=publisher.terms.desired_replicas,
         )
 
     def directive_for(self, replica_id: str) -> Directive | None:
@@ -161,7 +158,7 @@ class ControlLoop:
             self._config,
             self._publisher,
             self._fleet,
-            self._overrides,
+            self._override,
             self._journal,
             self._rung(),
             self._ladder,
@@ -187,27 +184,31 @@ class ControlLoop:
         reason = climbed if climbed is not None and same_modes else plan.decision.reason
         self._put_in_force(now_s, decided, reason, adopting=not stepping)
         ready = len(serving(views))
-        self._publisher.state(Stated(self._ladder.desired_replicas, ready, *self._overrides.reported(now_s)))
+        desired, order = self._ladder.desired_replicas, self._override.reported(now_s)
+        self._publisher.set_terms(replace(self._terms, desired_replicas=desired, replicas=ready, order=order))
         return plan, climbed
 
     def _plan(self, now_s: float, views: Replicas) -> Plan:
         """Ask the operator, and then the policy."""
-        ordered = self._overrides.for_all
+        ordered = self._override.order
         if ordered is not None:
             rule = exact_steps(self._config.slo.tpot_ms) if ordered.mode is DirectiveMode.FP16 else NO_RULE
             return Plan(Decision(ordered.mode, "override", rule))
-        spec = self._planner.spec
+        spec, config, current = self._spec, self._config, self._decided
         if spec.keeps_own_pace and self._adopts_from and now_s - self._began_s < self._config.lease_s:
             # Until every replica that lives has said what it does, a policy would decide for those who spoke first.
-            decided = self._decided
-            return Plan(Decision(decided.mode, "held_by_adoption", decided.rule, exceptions=decided.exceptions))
-        plan = self._planner.plan(now_s, views, self._decided)
+            return Plan(Decision(current.mode, "held_by_adoption", current.rule, exceptions=current.exceptions))
+        observation = Observation(now_s, views, current.mode, config.slo, current.exceptions)
+        plan = guarded_decide(spec, observation, self._policy_state, config.policy, self._guard_state)
+        self._policy_state = plan.policy_state
+        if plan.held is not None:
+            plan = replace(plan, decision=replace(plan.decision, rule=current.rule))
         # A policy that never changes its directive is the operator's word, as it is for the guards.
-        return keep_fp8(plan, self._decided, views) if self._ladder.holds_fp8 and spec.adaptive else plan
+        return keep_fp8(plan, current, views) if self._ladder.holds_fp8 and spec.adaptive else plan
 
     def _climb(self, now_s: float, views: Replicas) -> str | None:
         """Go a step up or down the ladder where it is time to; returns why."""
-        ordered = self._overrides.for_all
+        ordered = self._override.order
         if ordered is not None and ordered.mode is not DirectiveMode.FP8:
             # The operator has ruled out the first rung; what it takes then is the operator's to say, and proves nothing later.
             self._ladder = replace(self._ladder, failing_since_s=None, calm_since_s=None)
@@ -232,7 +233,7 @@ class ControlLoop:
         if snapshot.epoch == 0:  # a new replica, which nobody has told anything
             return
         assert self._adopts_from is not None, "the caller has looked"
-        spec, rule = self._planner.spec, snapshot.rule or NO_RULE
+        spec, rule = self._spec, snapshot.rule or NO_RULE
         late = now_s - self._began_s > 2 * self._config.lease_s
         if late and (self._adopts_from or not spec.adaptive):
             self._adopts_from = None
@@ -259,7 +260,7 @@ class ControlLoop:
 
     def _adopt_fallback(self, now_s: float) -> None:
         """Leave replicas what they do without a lease, until there is evidence: a restart takes longer than the lease."""
-        if self._planner.spec.adaptive:
+        if self._spec.adaptive:
             mode, rule = self._config.lapsed
             content = replace(self._decided, mode=mode, rule=rule if mode is DirectiveMode.AUTO else NO_RULE)
             self._put_in_force(now_s, content, "adopted_fallback", adopting=True)
@@ -267,21 +268,20 @@ class ControlLoop:
     def _put_in_force(self, now_s: float, decided: Content, reason: str, *, adopting: bool = False) -> None:
         """Take a decision over, and publish it."""
         before = self._decided
-        decided = self._overrides.applied(decided)
         if decided != before:
-            self._planner.changed(now_s, before, decided)
+            if decided.mode is not before.mode:  # another rule of the same mode is no switch
+                self._guard_state = switched(now_s, self._guard_state)
             self._decided = decided
             if not adopting and (decided.mode, decided.exceptions) != (before.mode, before.exceptions):
                 self._adopts_from = None
-        mode_changed = decided.mode is not self._publisher.mode
+        mode_changed = decided.mode is not self._publisher.content.mode
         self._publisher.set_content(now_s, decided, reason, anew=self._spoken)
         self._spoken = False
         if mode_changed:
             self._since_s = now_s
 
 
-def _terms(config: ControllerConfig) -> tuple[tuple[float, float], Fallback, bool]:
-    """What comes with every directive: the objectives, and what holds without a lease."""
+def _terms(config: ControllerConfig) -> Terms:
     mode, rule = config.lapsed
     goes_on = POLICIES[config.policy.name].keeps_own_pace
-    return (config.slo.ttft_ms, config.slo.tpot_ms), Fallback(mode=mode, rule=rule), goes_on
+    return Terms(config.lease_s, config.slo, Fallback(mode=mode, rule=rule), goes_on)

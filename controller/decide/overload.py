@@ -16,7 +16,7 @@ slow for all. The first step down begins at what an engine runs, without its que
 as far below as its answers are slower than the objective: at the same rate, as many fewer run at a time. While the queue shrinks
 the next step waits for what the last one did: waits and answers lag behind. Fewer replicas are asked for only when fewer would
 do. A step back is a trial; each trial that fails doubles the pauses before the next ones, so that a constant load sees ever
-fewer of them. Replicas that an operator holds in FP16 say nothing.
+fewer of them.
 
 While replicas that were asked for are still needed, admission goes back up though the scale rung stays: to reject users while
 replicas are idle helps nobody.
@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from controller.audit import Rung
 from controller.config import ControllerConfig, LadderConfig
-from controller.decide.guards import usable, warmed_up
+from controller.decide.guards import fresh, warmed_up
 from controller.fleet import path_limit
 from controller.fleet.view import Replicas, ReplicaView, ids_of
 from controller.policies import POLICIES
@@ -349,15 +349,14 @@ def measure(
     now_s: float, views: Replicas, current: Content, config: ControllerConfig, offered_over_admitted: float
 ) -> Strain:
     """The strain on the replicas that serve and have been heard of lately, under the modes of ``current``."""
-    warm = usable(warmed_up(views))
-    seen = [view for view in warm if (order := view.snapshot.order) is None or order.mode is not DirectiveMode.FP16]
+    seen = fresh(warmed_up(views))
     slo_s = config.slo.ttft_ms / 1e3
     waits_s = [view.snapshot.oldest_wait_s for view in seen]
     queued = sum([view.snapshot.waiting_tokens for view in seen])
-    rates = [view.rates for view in seen if view.rates is not None]
-    growth = sum([rate.queue_growth_tokens_per_s for rate in rates])
-    judged = sum([rate.slo_evaluated_per_s * rate.span_s for rate in rates])
-    met = sum([rate.within_slo_per_s * rate.span_s for rate in rates])
+    growth = sum([view.rates.queue_growth_tokens_per_s for view in seen if view.rates is not None])
+    rates = [view.rates for view in seen if view.rates is not None and not path_limit.limits(view)]
+    judged = sum([rate.slo_evaluated for rate in rates])
+    met = sum([rate.within_slo for rate in rates])
     spec = POLICIES[config.policy.name]
     if not spec.adaptive:
         degraded = True  # as far as it may be

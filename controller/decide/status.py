@@ -2,16 +2,15 @@
 
 from controller.audit import ReplicaStatus, Rung, StatusReport
 from controller.config import ControllerConfig
-from controller.decide.guards import STALE_AFTER_S, engine_fault
+from controller.decide.guards import STALE_AFTER_S
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import LadderState
-from controller.decide.overrides import Overrides
+from controller.decide.overrides import Override
 from controller.fleet import path_limit
 from controller.fleet.fleet import Fleet
 from controller.fleet.view import ReplicaView
 from controller.messages import ReplicaState
 from controller.protocol.publisher import DirectivePublisher
-from nestedfp.modes import DirectiveMode
 
 
 def status_report(
@@ -19,7 +18,7 @@ def status_report(
     config: ControllerConfig,
     publisher: DirectivePublisher,
     fleet: Fleet,
-    overrides: Overrides,
+    override: Override,
     journal: DecisionJournal,
     rung: Rung,
     ladder: LadderState,
@@ -27,7 +26,6 @@ def status_report(
 ) -> StatusReport:
     """What is in force, why, and how each replica stands. Times are seconds of the loop's clock."""
     content = publisher.content
-    override, replica_overrides = overrides.reported(now_s)
     views = fleet.views(now_s)
     return StatusReport(
         mode=content.mode,
@@ -39,26 +37,23 @@ def status_report(
         policy=config.policy.name,
         slo_ttft_ms=config.slo.ttft_ms,
         slo_tpot_ms=config.slo.tpot_ms,
-        fp8_replicas=sum(content.mode_for(view.replica_id) is DirectiveMode.FP8 for view in views),
         rung=rung,
         fp8_insufficient=ladder.insufficient,
         admission_scale=content.admission_scale,
         desired_replicas=ladder.desired_replicas,
         since_s=since_s,
         rule=content.rule,
-        override=override,
-        replica_overrides=replica_overrides,
+        override=override.reported(now_s),
         path_saturated=path_limit.limited_count(views) > 0,
-        replicas=tuple(_replica(view, publisher, view.replica_id in replica_overrides) for view in views),
+        replicas=tuple(_replica(view, publisher) for view in views),
         decisions={outcome: dict(counts) for outcome, counts in journal.counts.items()},
         config_loads=journal.reload_count,
     )
 
 
-def _replica(view: ReplicaView, publisher: DirectivePublisher, overridden: bool) -> ReplicaStatus:
+def _replica(view: ReplicaView, publisher: DirectivePublisher) -> ReplicaStatus:
     snapshot, rates = view.snapshot, view.rates
     heard = publisher.last_heard(snapshot.replica_id)
-    stuck = engine_fault(view)
     shared = {name: getattr(snapshot, name) for name in ReplicaState.model_fields}
     if heard is not None:
         shared["epoch"], shared["directive"] = heard
@@ -66,10 +61,8 @@ def _replica(view: ReplicaView, publisher: DirectivePublisher, overridden: bool)
         **shared,
         id=snapshot.replica_id,
         directed=publisher.content.mode_for(snapshot.replica_id),
-        overridden=overridden,
         acked=publisher.acked(snapshot.replica_id),
-        stale=view.age_s > STALE_AFTER_S or stuck is not None,
-        fault=snapshot.fault or stuck,
+        stale=view.age_s > STALE_AFTER_S,
         age_s=view.age_s,
         path_saturated=path_limit.limits(view),
         ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,

@@ -6,7 +6,6 @@ Work is done when a snapshot arrives, in constant time on average; looking at a 
 window is.
 """
 
-import enum
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -22,20 +21,11 @@ COLD_AT_MOST_S = 10.0  # of work: an engine that has not made so many steps by t
 _set = object.__setattr__
 
 
-class IngestResult(enum.Enum):
-    """What became of a snapshot."""
-
-    NEW = "new"  # the replica's first; what it was told by another controller counts though its statistics may be no evidence
-    TAKEN = "taken"
-    LATE = "late"  # a duplicate, or overtaken by a newer one: nothing is kept
-
-
 @dataclass(slots=True)
 class _Replica:
     """Snapshots of one replica, with the times they arrived."""
 
     received: deque[tuple[float, ReplicaSnapshot]] = field(default_factory=deque)
-    lows: deque[tuple[float, int]] = field(default_factory=deque)  # waiting_tokens that no later snapshot undercuts
     first_steps: int | None = None  # counted when it was first heard of
     busy_since_s: float | None = None  # when it was first seen to have work
     cold: bool = True
@@ -56,17 +46,12 @@ class _Replica:
         return view
 
     def take(self, now_s: float, snapshot: ReplicaSnapshot, slo: Slo) -> None:
-        received, lows = self.received, self.lows
+        received = self.received
         received.append((now_s, snapshot))
-        while lows and lows[-1][1] >= snapshot.waiting_tokens:
-            lows.pop()
-        lows.append((now_s, snapshot.waiting_tokens))
         # The newest snapshot from before the window is kept: it is what the window's rates count from.
         while len(received) > 2 and received[1][0] <= now_s - RATE_WINDOW_S:
             received.popleft()
         began_s, first = received[0]
-        while lows[0][0] < began_s:
-            lows.popleft()
         span_s = now_s - began_s
         full = span_s >= RATE_WINDOW_S / 2  # a burst of delayed snapshots spans too little to divide by
         self.rates = _rates(first, snapshot, span_s) if full else None
@@ -77,7 +62,6 @@ class _Replica:
         self.view = ReplicaView(
             snapshot,
             rates=self.rates,
-            standing_tokens=lows[0][1] if full else 0,
             cold=self.cold and snapshot.running + snapshot.waiting > 0,
             path_age_s=None if self.path_at_s is None else now_s - self.path_at_s,
         )
@@ -118,18 +102,16 @@ class Fleet:
         """The replicas known."""
         return frozenset(self._replicas)
 
-    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> IngestResult:
-        """Take a snapshot, unless it is late."""
+    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> bool:
+        """Take a snapshot; return False for a duplicate, or one that a newer one has overtaken: nothing is kept of it."""
         replica = self._replicas.get(snapshot.replica_id)
-        outcome = IngestResult.TAKEN
         if replica is None:
             replica = self._replicas[snapshot.replica_id] = _Replica()
             self._in_order = None
-            outcome = IngestResult.NEW
         elif snapshot.seq <= replica.received[-1][1].seq:
-            return IngestResult.LATE
+            return False
         replica.take(now_s, snapshot, self.slo)
-        return outcome
+        return True
 
     def forget_silent(self, now_s: float) -> bool:
         """Drop the replicas that have been silent for too long; return whether there were any."""
@@ -156,17 +138,11 @@ class Fleet:
 
 
 def _rates(first: ReplicaSnapshot, last: ReplicaSnapshot, span_s: float) -> Rates:
-    """Differences per second."""
     return Rates(
-        span_s=span_s,
         arrivals_per_s=(last.arrivals - first.arrivals) / span_s,
         arrived_tokens_per_s=(last.arrived_tokens - first.arrived_tokens) / span_s,
-        tokens_fp16_per_s=(last.tokens_fp16 - first.tokens_fp16) / span_s,
-        tokens_fp8_per_s=(last.tokens_fp8 - first.tokens_fp8) / span_s,
+        tokens_per_s=(last.tokens_fp16 + last.tokens_fp8 - first.tokens_fp16 - first.tokens_fp8) / span_s,
         queue_growth_tokens_per_s=(last.waiting_tokens - first.waiting_tokens) / span_s,
-        steps_fp16_per_s=(last.steps_fp16 - first.steps_fp16) / span_s,
-        steps_fp8_per_s=(last.steps_fp8 - first.steps_fp8) / span_s,
-        steps_mixed_per_s=(last.steps_mixed - first.steps_mixed) / span_s,
-        slo_evaluated_per_s=(last.slo_evaluated - first.slo_evaluated) / span_s,
-        within_slo_per_s=(last.within_slo + last.path_misses - first.within_slo - first.path_misses) / span_s,
+        slo_evaluated=last.slo_evaluated - first.slo_evaluated,
+        within_slo=last.within_slo - first.within_slo,
     )

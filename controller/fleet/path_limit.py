@@ -5,7 +5,7 @@ front of the engine are the limit they are long however fast its steps are, and 
 
 * The path is the limit while its delays are large against the TTFT objective and the engine keeps up: its queue is short
   and its steps are within the TPOT objective. A long queue or long steps always count, whatever the path does.
-* While the path is the limit, and for ``MEMORY_S`` after, the measured latencies and misses of that replica are ignored.
+* While the path is the limit, and for ``MEMORY_S`` after, the measured latencies and SLO violations of that replica are ignored.
 * Otherwise they are discounted by what the path has added, but never below what the engine's own steps explain.
 """
 
@@ -20,7 +20,6 @@ SLOW_WAIT = 0.25  # of the TTFT objective: a wait in front of the engine, or on 
 SLOW_LAG = 0.5  # the same for the lag of the event loop: it is the largest of a second, and one pause must not do
 SHORT_QUEUE = 0.25  # of the TTFT objective: the engine's own queue is short
 SHORT_STEPS = 0.85  # of the TPOT objective: its steps are within it
-BUSY_MS = 900.0  # of step time in a second: the replica has not paused
 
 
 def path_saturated(view: ReplicaView, slo: Slo) -> bool:
@@ -31,21 +30,8 @@ def path_saturated(view: ReplicaView, slo: Slo) -> bool:
 
 def engine_keeps_up(view: ReplicaView, slo: Slo) -> bool:
     """Whether nothing waits long for the engine, and its steps are short."""
-    snapshot, rates = view.snapshot, view.rates
-    if view.idle:
-        return True
-    short_ms = SHORT_QUEUE * slo.ttft_ms
-    if snapshot.oldest_wait_s * 1e3 > short_ms:
-        return False
-    step_ms = engine_step_ms(snapshot)
-    if rates is not None:
-        leaving = rates.arrived_tokens_per_s - rates.queue_growth_tokens_per_s
-        if view.standing_tokens > 0 and 1e3 * snapshot.waiting_tokens > short_ms * leaving:
-            return False
-        steps = rates.steps_fp16_per_s + rates.steps_fp8_per_s + rates.steps_mixed_per_s
-        if steps * step_ms >= BUSY_MS:
-            step_ms = 1e3 / steps
-    return step_ms <= SHORT_STEPS * slo.tpot_ms
+    short_queue = view.snapshot.oldest_wait_s * 1e3 <= SHORT_QUEUE * slo.ttft_ms
+    return view.idle or (short_queue and engine_step_ms(view.snapshot) <= SHORT_STEPS * slo.tpot_ms)
 
 
 def limits(view: ReplicaView) -> bool:

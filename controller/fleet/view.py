@@ -9,23 +9,14 @@ from controller.messages import ReplicaSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Differences of a replica's totals over ``span_s`` seconds, all per second."""
+    """Differences of a replica's totals over a while."""
 
-    span_s: float
     arrivals_per_s: float  # requests
     arrived_tokens_per_s: float  # their prompt tokens
-    tokens_fp16_per_s: float  # prompt and completion tokens computed in FP16 steps
-    tokens_fp8_per_s: float
+    tokens_per_s: float  # prompt and completion tokens computed
     queue_growth_tokens_per_s: float  # growth of the queue; negative when it drains
-    steps_fp16_per_s: float = 0.0
-    steps_fp8_per_s: float = 0.0
-    steps_mixed_per_s: float = 0.0
-    slo_evaluated_per_s: float = 0.0  # finished requests held against the SLO
-    within_slo_per_s: float = 0.0  # of them, those that met it, or would have but for what the path added
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens_fp16_per_s + self.tokens_fp8_per_s
+    slo_evaluated: float = 0.0  # finished requests held against the SLO, in that while
+    within_slo: float = 0.0  # of them, those that met it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +26,6 @@ class ReplicaView:
     snapshot: ReplicaSnapshot
     age_s: float = 0.0  # since the snapshot arrived
     rates: Rates | None = None  # None: too few snapshots, or a restart
-    standing_tokens: int = 0  # the smallest waiting_tokens over the window: the queue that never drained
     path_age_s: float | None = None  # since the path, not the engine, last was the limit; None: never
     cold: bool = False  # computes its first requests: its steps are still slow
 

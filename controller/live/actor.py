@@ -67,7 +67,6 @@ class ControllerActor:
         self._step_errors = 0
         self._stepper: asyncio.Task[None] | None = None
         self._news = asyncio.Event()  # a snapshot since the last step
-        self._inherited: tuple[DirectiveMode, float | None] | None = None  # mode, when it ends
 
     def inherit(self, mode: str, remaining_s: float | None) -> None:
         """Begin under the override of the controller that this one takes the place of.
@@ -76,8 +75,8 @@ class ControllerActor:
             mode: fp16 or fp8.
             remaining_s: how long it holds from now on; None: until it is handed back.
         """
-        ends_s = None if remaining_s is None else time.monotonic() + remaining_s
-        self._inherited = DirectiveMode(mode), ends_s
+        if remaining_s != 0:
+            self._write(self._loop.override(time.monotonic(), DirectiveMode(mode), remaining_s))
 
     # -- called by replicas and operators ------------------------------------------------------------------------------
 
@@ -116,21 +115,18 @@ class ControllerActor:
             self._delivery.tell()
         return await self._delivery.next(replica_id, seen)
 
-    async def set_override(
-        self, mode: str, ttl_s: float | None = None, replica_id: str | None = None
-    ) -> dict[str, Any]:
+    async def set_override(self, mode: str, ttl_s: float | None = None) -> dict[str, Any]:
         """Put ``mode`` (fp16 or fp8) in force at once, for ``ttl_s`` seconds or until ``auto`` hands back.
 
-        For all replicas, or for ``replica_id`` alone. Returns the status as soon as every replica has acknowledged, or
-        after a second.
+        Returns the status as soon as every replica has acknowledged, or after a second.
 
         Raises:
-            ValueError: for any other mode, a ``ttl_s`` that is not positive or an unknown replica; nothing changes then.
+            ValueError: for any other mode, or a ``ttl_s`` that is not positive; nothing changes then.
         """
         self._ensure_stepping()
         if mode not in set(DirectiveMode):
             raise ValueError(f"expected mode fp16, fp8 or auto (hand back to the policy), got {mode!r}")
-        self._carry_out(self._loop.override(time.monotonic(), DirectiveMode(mode), ttl_s, replica_id))
+        self._carry_out(self._loop.override(time.monotonic(), DirectiveMode(mode), ttl_s))
         await self._delivery.acknowledged(OVERRIDE_WAIT_S)
         return await self.status()
 
@@ -186,11 +182,6 @@ class ControllerActor:
 
     def _ensure_stepping(self) -> None:
         # Not in __init__: whether a constructor runs inside the event loop is up to whoever creates the actor.
-        if self._inherited is not None:
-            (mode, ends_s), self._inherited = self._inherited, None
-            now_s = time.monotonic()
-            if ends_s is None or ends_s > now_s:
-                self._carry_out(self._loop.override(now_s, mode, None if ends_s is None else ends_s - now_s))
         if self._stepper is None or self._stepper.done():
             self._stepper = asyncio.get_running_loop().create_task(self._step_for_ever())
 
@@ -220,6 +211,10 @@ class ControllerActor:
     def _carry_out(self, effects: Effects) -> None:
         """Tell the replicas, and log. Never waits: the loop must not hang on a replica."""
         self._delivery.tell()
+        # After the replicas have been told: a slow disk must not delay them.
+        asyncio.get_running_loop().call_soon(self._write, effects)
+
+    def _write(self, effects: Effects) -> None:
         decisions = [decision for decision in (effects.record, *effects.notes) if decision is not None]
         for decision in sorted(decisions, key=lambda decision: decision.decision_id):
             record = decision.model_copy(update={"wall_s": time.time()})
@@ -231,8 +226,7 @@ class ControllerActor:
                 record.epoch,
                 record.reason,
             )
-            # After the replicas have been told: a slow disk must not delay the replicas.
-            asyncio.get_running_loop().call_soon(self._log.write, record)
+            self._log.write(record)
 
 
 def _parsed(model: type[ModelT], what: str, given: Mapping[str, Any]) -> ModelT:

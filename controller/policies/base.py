@@ -72,7 +72,7 @@ class PolicySpec(Generic[ConfigT, StateT]):
 
     config: type[ConfigT]
     decide: Callable[[Observation, StateT, ConfigT], tuple[Decision, StateT]]
-    start: Callable[[ConfigT], tuple[Decision, StateT]]  # before anything has been observed
+    start: Callable[[], StateT]  # what it remembers before anything has been observed
     adaptive: bool  # False: the answer depends on the configuration only, so no guard may hold it back
     # True: it says itself which replicas change, and how often: no dwell time and no switch rate holds it back, and a silent
     # replica keeps its own mode alone. Without a controller a replica goes on as it is.

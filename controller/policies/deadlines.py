@@ -34,6 +34,4 @@ def decide(observation: Observation, state: None, config: Deadlines) -> tuple[De
     return Decision(DirectiveMode.AUTO, "deadlines", config.rule_for(observation.slo)), None
 
 
-SPEC = PolicySpec(
-    Deadlines, decide, lambda config: (Decision(DirectiveMode.FP16, "start_in_fp16"), None), adaptive=False
-)
+SPEC = PolicySpec(Deadlines, decide, lambda: None, adaptive=False)

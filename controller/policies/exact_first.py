@@ -214,9 +214,4 @@ def _decision(
     return Decision(DirectiveMode.AUTO, reason, rule, inputs, exceptions)
 
 
-def start(config: ExactFirst) -> tuple[Decision, State]:
-    """Every replica is exact until there are reports."""
-    return Decision(DirectiveMode.FP16, "start_in_fp16"), State()
-
-
-SPEC = PolicySpec(ExactFirst, decide, start, adaptive=True, keeps_own_pace=True)
+SPEC = PolicySpec(ExactFirst, decide, State, adaptive=True, keeps_own_pace=True)

@@ -39,24 +39,16 @@ class TokenFraction(FrozenModel):
         return StepRule(fp8_budget_fraction=self.fraction)
 
 
-def _always(config: type[Any], decision: Callable[[Any], Decision]) -> PolicySpec[Any, None]:
-    """The policy that says the same whatever it observes."""
-
-    def start(given: Any) -> tuple[Decision, None]:
-        return decision(given), None
-
-    return PolicySpec(config, lambda observation, state, given: start(given), start, adaptive=False)
+def _always(config: type[Any], decision: Callable[[Observation, Any], Decision]) -> PolicySpec[Any, None]:
+    """The policy that says the same whatever the replicas do."""
+    return PolicySpec(config, lambda observation, _, given: (decision(observation, given), None), lambda: None, False)
 
 
-def decide_fp16(observation: Observation, state: None, config: StaticFp16) -> tuple[Decision, None]:
-    """Say FP16, in steps that the TPOT objective bounds."""
-    return Decision(DirectiveMode.FP16, "static_fp16", exact_steps(observation.slo.tpot_ms)), None
-
-
-SPEC_FP16 = PolicySpec(
-    StaticFp16, decide_fp16, lambda config: (Decision(DirectiveMode.FP16, "static_fp16"), None), adaptive=False
+# In steps that the TPOT objective bounds.
+SPEC_FP16 = _always(
+    StaticFp16, lambda seen, _: Decision(DirectiveMode.FP16, "static_fp16", exact_steps(seen.slo.tpot_ms))
 )
-SPEC_FP8 = _always(StaticFp8, lambda config: Decision(DirectiveMode.FP8, "static_fp8"))
+SPEC_FP8 = _always(StaticFp8, lambda *_: Decision(DirectiveMode.FP8, "static_fp8"))
 SPEC_TOKEN_FRACTION = _always(
-    TokenFraction, lambda config: Decision(DirectiveMode.AUTO, "token_fraction", config.rule())
+    TokenFraction, lambda _, given: Decision(DirectiveMode.AUTO, "token_fraction", given.rule())
 )

@@ -137,6 +137,4 @@ def exceeded_by(values: Sequence[float], share: float) -> float:
     return sorted(values)[-1 - int(share * len(values))] if values else 0.0
 
 
-SPEC = PolicySpec(
-    Threshold, decide, lambda config: (Decision(DirectiveMode.FP16, "start_in_fp16"), State()), adaptive=True
-)
+SPEC = PolicySpec(Threshold, decide, State, adaptive=True)

@@ -15,38 +15,34 @@ Publisher (the controller), epoch E:
 | set_content, other than the present          | E + 1; nobody has acknowledged                            |
 | the operator's word                          | E + 1; nobody has acknowledged                            |
 | a replica names an epoch > E                 | its epoch + 1, same content                               |
-| it names E, but other content, or no lease   | E + 1, same content                                       |
-| it refuses E as a conflict                   | E + 1, same content                                       |
-| it names E and its content                   | it has acknowledged                                       |
-| it names an epoch < E                        | it lags: its call is answered                             |
+| one that was not known names E               | E + 1, same content                                       |
+| it names E                                   | it has acknowledged                                       |
+| it names an epoch < E, or has no lease       | it lags: its call is answered                             |
 
-A replica that names an epoch above ours has heard an earlier controller; one that names ours with other content has
-heard an earlier controller that had got as far. Neither happens twice for the same epoch, so that epochs stay small.
+A replica that names an epoch above ours, or ours before we have told it anything, has heard an earlier controller. Neither happens
+twice for the same epoch, so that epochs stay small.
 
 Follower (the replica), epoch F; 0 before the first directive:
 
 | event                                | effect                                                  |
 |--------------------------------------|---------------------------------------------------------|
 | directive, epoch < F                 | ignored                                                 |
-| directive, epoch = F, same content   | the lease starts anew; in force again if it had run out |
-| directive, epoch = F, other content  | refused                                                 |
-| directive, epoch > F                 | in force, F = epoch                                     |
+| directive, epoch >= F                | in force, F = epoch; the lease starts anew              |
 | the lease runs out                   | the fallback is in force, F stays                       |
 
-The fallback is the operator's order, for this replica before one for all, until its own time is over; then what the policy's
-directives say of it. It turns nobody away: its admission scale is 1.
+The fallback is the operator's order until its own time is over; then what the policy's directives say of it. It turns nobody away:
+its admission scale is 1.
 """
 
 from controller.protocol.follower import DirectiveFollower, InForce
-from controller.protocol.publisher import CONFLICT, NO_RULE, Content, DirectivePublisher, Stated, lease_expired
+from controller.protocol.publisher import NO_RULE, Content, DirectivePublisher, Terms, lease_expired
 
 __all__ = [
-    "CONFLICT",
     "NO_RULE",
     "Content",
     "DirectiveFollower",
     "DirectivePublisher",
     "InForce",
-    "Stated",
+    "Terms",
     "lease_expired",
 ]

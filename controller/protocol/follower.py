@@ -6,7 +6,7 @@ Times are seconds of the replica's own monotonic clock.
 from dataclasses import dataclass
 
 from controller.messages import Directive, DirectiveAck, StandingOrder
-from controller.protocol.publisher import CONFLICT, NO_RULE
+from controller.protocol.publisher import NO_RULE
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 
@@ -26,6 +26,8 @@ class InForce:
 class DirectiveFollower:
     """The replica's end. A restarted replica starts at epoch 0 and catches up with its first call.
 
+    One thread may take directives while others ask what is in force.
+
     Args:
         replica_id: goes into the acknowledgements.
         mode: what is in force without a lease, until a directive brings another one, and without an order of the operator.
@@ -34,108 +36,65 @@ class DirectiveFollower:
 
     def __init__(self, replica_id: str, mode: DirectiveMode, rule: StepRule) -> None:
         self._replica_id = replica_id
-        self._lapsed = mode, rule
-        self._directive: Directive | None = None
-        self._expires_at_s = self._taken_at_s = 0.0
-        self._expiry_reported = True  # whether on_timer has already said that the lease ran out
+        self._fallback = mode, rule
+        self._held: tuple[Directive, float] | None = None  # the newest directive accepted, and when it came
 
     @property
     def epoch(self) -> int:
         """Of the newest directive accepted, in force or lapsed; 0 before the first."""
-        return 0 if self._directive is None else self._directive.epoch
+        return 0 if self._held is None else self._held[0].epoch
 
     @property
     def latest(self) -> Directive | None:
         """The newest directive accepted, for what comes with it; None before the first."""
-        return self._directive
+        return None if self._held is None else self._held[0]
 
     @property
     def desired_replicas(self) -> int | None:
         """What the autoscaler was last to hear, with a lease or without; None: nothing."""
-        return None if self._directive is None else self._directive.desired_replicas
+        return None if self._held is None else self._held[0].desired_replicas
 
     @property
     def replicas(self) -> int:
         """How many replicas there are, as far as the controller has told; at least one."""
-        return max(1, (self._directive.replicas or 1) if self._directive is not None else 1)
+        return max(1, (self._held[0].replicas or 1) if self._held is not None else 1)
 
     def on_directive(self, now_s: float, directive: Directive) -> tuple[bool, DirectiveAck]:
-        """Take a directive in whatever order they arrive. Returns whether what is in force changed, and the answer."""
-        before, mine = self.in_force(now_s), self._directive
-        mode = directive.mode
-        if mine is not None and directive.epoch < mine.epoch:
-            outcome = "older_epoch"
-        elif mine is not None and directive.epoch == mine.epoch:
-            asked = (mode, directive.rule, directive.admission_scale)
-            outcome = "renewed" if asked == (mine.mode, mine.rule, mine.admission_scale) else CONFLICT
-        else:
-            outcome = "applied"
-        accepted = outcome in ("applied", "renewed")
-        if accepted:
-            self._directive = directive
-            if directive.fallback is not None:
-                self._lapsed = directive.fallback.mode, directive.fallback.rule or NO_RULE
-            self._expires_at_s = now_s + directive.lease_s
-            self._taken_at_s = now_s
-            self._expiry_reported = False
+        """Take a directive unless it is older than the one in force. Returns whether what is in force changed, and the answer."""
+        before = self.in_force(now_s)
+        if directive.epoch >= self.epoch:
+            self._held = directive, now_s
         after = self.in_force(now_s)
-        ack = DirectiveAck(
-            replica_id=self._replica_id,
-            epoch=self.epoch,
-            directive=after.mode,
-            accepted=accepted,
-            reason=outcome,
-            rule=after.rule,
-            admission_scale=after.admission_scale,
-        )
-        return (before.mode, before.rule, before.admission_scale) != (
-            after.mode,
-            after.rule,
-            after.admission_scale,
-        ), ack
-
-    def on_timer(self, now_s: float) -> bool:
-        """Whether the lease has run out since the last call: true once per lapse, and the fallback is in force then."""
-        if self._expiry_reported or not self.in_force(now_s).expired:
-            return False
-        self._expiry_reported = True
-        return True
+        changed = (before.mode, before.rule, before.admission_scale) != (after.mode, after.rule, after.admission_scale)
+        return changed, DirectiveAck(replica_id=self._replica_id, epoch=self.epoch, directive=after.mode)
 
     def in_force(self, now_s: float) -> InForce:
-        """What holds now; right also when ``on_timer`` has not been called since the lease ran out."""
-        directive = self._directive
-        if directive is None or now_s >= self._expires_at_s:
-            for told in () if directive is None else (directive.order, directive.order_for_all):
-                order = self._less_time(now_s, told)
-                if order is not None and order.remaining_s != 0:
-                    return InForce(order.mode, NO_RULE, self.epoch, "override", expired=True)
-            return InForce(*self._lapsed, self.epoch, "fallback", expired=True)
-        return InForce(
-            directive.mode,
-            directive.rule,
-            directive.epoch,
-            directive.reason,
-            expired=False,
-            admission_scale=directive.admission_scale,
-        )
+        """What holds now."""
+        if (held := self._held) is None:
+            return InForce(*self._fallback, 0, "fallback", expired=True)
+        directive, taken_at_s = held
+        if now_s < taken_at_s + directive.lease_s:
+            scale = directive.admission_scale
+            return InForce(directive.mode, directive.rule, directive.epoch, directive.reason, False, scale)
+        order = _less_time(directive.order, now_s - taken_at_s)
+        if order is not None and order.remaining_s != 0:
+            return InForce(order.mode, NO_RULE, directive.epoch, "override", expired=True)
+        told = directive.fallback
+        fallback = self._fallback if told is None else (told.mode, told.rule or NO_RULE)
+        return InForce(*fallback, directive.epoch, "fallback", expired=True)
 
     def lease_remaining_s(self, now_s: float) -> float:
         """Seconds until the fallback; 0 without a lease."""
-        return 0.0 if self._directive is None else max(0.0, self._expires_at_s - now_s)
+        if (held := self._held) is None:
+            return 0.0
+        return max(0.0, held[1] + held[0].lease_s - now_s)
 
     def order(self, now_s: float) -> StandingOrder | None:
-        """The operator's order as far as this replica knows, whether or not the lease still runs; None: none.
+        """The operator's order as far as this replica knows, whether or not the lease still runs; None: none."""
+        return None if (held := self._held) is None else _less_time(held[0].order, now_s - held[1])
 
-        One that is over has 0 s left: whose it was says whether this replica did what the others do.
-        """
-        return None if self._directive is None else self._less_time(now_s, self._directive.order)
 
-    def order_for_all(self, now_s: float) -> StandingOrder | None:
-        """The order for all replicas that stands beside one for this replica, likewise; None: none."""
-        return None if self._directive is None else self._less_time(now_s, self._directive.order_for_all)
-
-    def _less_time(self, now_s: float, order: StandingOrder | None) -> StandingOrder | None:
-        if order is None or order.remaining_s is None:
-            return order
-        remaining_s = max(0.0, order.remaining_s - (now_s - self._taken_at_s))
-        return order.model_copy(update={"remaining_s": remaining_s})
+def _less_time(order: StandingOrder | None, passed_s: float) -> StandingOrder | None:
+    if order is None or order.remaining_s is None:
+        return order
+    return order.model_copy(update={"remaining_s": max(0.0, order.remaining_s - passed_s)})

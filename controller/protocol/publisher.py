@@ -6,11 +6,11 @@ Times are seconds of the controller's monotonic clock.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot, StandingOrder
+from controller.messages import Directive, Fallback, ReplicaSnapshot, StandingOrder
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
+from workload.slo import Slo
 
-CONFLICT = "conflict"  # reason of an acknowledgement: the same epoch with other content
 NO_RULE = StepRule()
 
 
@@ -29,93 +29,74 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
-    """What comes with a directive besides, and raises no epoch. None: not reported."""
+class Terms:
+    """What comes with a directive besides, and raises no epoch: the next renewal brings it soon enough. None: not reported."""
 
+    lease_s: float  # how long a replica may act on a directive without hearing of it again
+    slo: Slo | None = None
+    fallback: Fallback | None = None  # None: the replica's own
+    goes_on: bool = (
+        False  # without a lease a replica goes on as the directive has it, unless that is an operator's order
+    )
     desired_replicas: int | None = None  # for the autoscaler
     replicas: int | None = None  # ready ones
-    order: StandingOrder | None = None  # the operator's, for all replicas
-    replica_orders: Mapping[str, StandingOrder] = field(default_factory=dict)  # for single ones
-
-
-@dataclass(slots=True)
-class _Peer:
-    """What the publisher knows of one replica."""
-
-    epoch: int = 0  # that it last named, in a snapshot or an acknowledgement
-    directive: DirectiveMode = DirectiveMode.AUTO
-    acked: bool = False  # the present epoch
+    order: StandingOrder | None = None  # the operator's
 
 
 class DirectivePublisher:
     """The controller's end.
 
     Args:
-        lease_s: how long a replica may act on a directive without hearing of it again.
+        terms: what comes with every directive.
         mode: what the first directive says; ``rule`` and ``reason`` likewise.
         epoch: of the first directive.
     """
 
     def __init__(
-        self, lease_s: float, mode: DirectiveMode, rule: StepRule = NO_RULE, reason: str = "start", epoch: int = 1
+        self, terms: Terms, mode: DirectiveMode, rule: StepRule = NO_RULE, reason: str = "start", epoch: int = 1
     ) -> None:
-        self.lease_s = lease_s
+        self.terms = terms
         self.content = Content(mode, rule)
         self.reason = reason
         self.epoch = epoch
-        self.slo_ms: tuple[float, float] | None = None  # (ttft, tpot), told along with every directive
-        self.fallback: Fallback | None = None  # likewise; None: the replica's own
-        # A replica without a lease goes on as the directive has it, unless that is an operator's order.
-        self.goes_on = False
-        self.stated = Stated()  # likewise
-        self._peers: dict[str, _Peer] = {}
-        self._lagging: set[str] = set()  # peers that have not acknowledged the present epoch
+        self._heard: dict[str, tuple[int, DirectiveMode]] = {}  # what each replica last named
+        self._lagging: set[str] = set()  # of them, those that have not acknowledged the present epoch
         self._set_at_s: float | None = None
         self._last_ack_at_s: float | None = None
         self._made: dict[DirectiveMode, Directive] = {}  # of the present epoch
 
-    @property
-    def mode(self) -> DirectiveMode:
-        """Of every replica that is no exception."""
-        return self.content.mode
-
-    @property
-    def rule(self) -> StepRule:
-        """Thresholds of the mode ``auto``."""
-        return self.content.rule
-
-    def set_content(self, now_s: float, content: Content, reason: str, *, anew: bool = False) -> bool:
+    def set_content(self, now_s: float, content: Content, reason: str, *, anew: bool = False) -> None:
         """Make a new directive unless the present one asks for the same, or if ``anew``."""
-        if content == self.content and not anew:
-            return False
-        self._set(now_s, content, reason)
-        return True
+        if anew or content != self.content:
+            self.content, self.reason = content, reason
+            self._raise_above(now_s, self.epoch)
 
-    def set_terms(
-        self,
-        lease_s: float,
-        slo_ms: tuple[float, float] | None,
-        fallback: Fallback | None = None,
-        goes_on: bool = False,
-    ) -> None:
-        """Change what comes with every directive but is no content of it."""
-        self.lease_s, self.slo_ms, self.fallback, self.goes_on = lease_s, slo_ms, fallback, goes_on
-        self._made.clear()
-
-    def state(self, stated: Stated) -> None:
-        """Tell replicas what is no content either: the next renewal brings it soon enough."""
-        if stated != self.stated:
-            self.stated = stated
+    def set_terms(self, terms: Terms) -> None:
+        """Change what comes with every directive."""
+        if terms != self.terms:
+            self.terms = terms
             self._made.clear()
 
     def directive_for(self, replica_id: str) -> Directive:
         """The directive of one replica, with a full lease."""
-        mode = self.content.mode_for(replica_id)
-        if (own := self.stated.replica_orders.get(replica_id)) is not None:
-            return self._directive(mode, self.rule.strict, own, self.stated.order)
-        made = self._made.get(mode)
-        if made is None:
-            made = self._made[mode] = self._directive(mode, self.rule, self.stated.order, None)
+        content, terms = self.content, self.terms
+        mode = content.mode_for(replica_id)
+        if (made := self._made.get(mode)) is not None:
+            return made
+        goes_on = terms.goes_on and terms.order is None
+        made = self._made[mode] = Directive(
+            epoch=self.epoch,
+            mode=mode,
+            lease_s=terms.lease_s,
+            reason=self.reason,
+            rule=content.rule,
+            admission_scale=content.admission_scale,
+            slo=terms.slo,
+            fallback=Fallback(mode=mode, rule=content.rule) if goes_on else terms.fallback,
+            desired_replicas=terms.desired_replicas,
+            order=terms.order,
+            replicas=terms.replicas,
+        )
         return made
 
     def on_report(
@@ -126,127 +107,50 @@ class DirectivePublisher:
         directive: DirectiveMode,
         *,
         expired: bool = False,
-        rule: StepRule | None = None,
-        admission_scale: float | None = None,
     ) -> None:
-        """Learn what a replica has in force; ``lapsed`` when its lease has run out and it follows its fallback.
-
-        ``rule`` and ``admission_scale`` may be left out by those who do not know them.
-        """
-        peer = self._peers.get(replica_id)
-        if peer is None:
-            peer = self._peers[replica_id] = _Peer()
-            self._lagging.add(replica_id)
-        if 0 < epoch < peer.epoch:
+        """Learn what a replica has in force; ``expired`` when its lease has run out and it follows its fallback."""
+        known = self._heard.get(replica_id)
+        if known is not None and 0 < epoch < known[0]:
             return  # overtaken by what it has said since: its epochs grow, and a new engine's begin with 0
-        peer.epoch, peer.directive = epoch, directive
-        if epoch > self.epoch or (
-            epoch == self.epoch and (expired or not self._same(replica_id, directive, rule, admission_scale))
-        ):
+        self._heard[replica_id] = epoch, directive
+        if epoch > self.epoch or (known is None and epoch == self.epoch):
             self._raise_above(now_s, epoch)
-        elif epoch < self.epoch:
-            peer.acked = False
+        elif epoch < self.epoch or expired:
             self._lagging.add(replica_id)
-        elif not peer.acked:
-            peer.acked = True
+        elif replica_id in self._lagging:
             self._lagging.discard(replica_id)
             self._last_ack_at_s = now_s
 
-    def on_snapshot(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
-        """Learn what a replica's snapshot says of its directive."""
-        self.on_report(
-            now_s,
-            snapshot.replica_id,
-            snapshot.epoch,
-            snapshot.directive,
-            expired=lease_expired(snapshot),
-            rule=snapshot.rule,
-            admission_scale=None if snapshot.rule is None else snapshot.admission_scale,
-        )
-
-    def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
-        """Learn a replica's answer to a directive."""
-        self.on_report(
-            now_s,
-            ack.replica_id,
-            ack.epoch,
-            ack.directive,
-            expired=ack.reason == CONFLICT,
-            rule=ack.rule,
-            admission_scale=None if ack.rule is None else ack.admission_scale,
-        )
-
     def acked(self, replica_id: str) -> bool:
         """Whether the replica has reported the present directive."""
-        peer = self._peers.get(replica_id)
-        return peer is not None and peer.acked
+        return replica_id in self._heard and replica_id not in self._lagging
 
     def last_heard(self, replica_id: str) -> tuple[int, DirectiveMode] | None:
         """The epoch and mode that the replica last named; newer than its snapshot when a directive came between."""
-        peer = self._peers.get(replica_id)
-        return None if peer is None else (peer.epoch, peer.directive)
+        return self._heard.get(replica_id)
 
     def converged_after_s(self) -> float | None:
         """Seconds from the directive to its last acknowledgement; None while one is missing, or without replicas."""
-        if self._lagging or not self._peers or self._set_at_s is None or self._last_ack_at_s is None:
+        if self._lagging or not self._heard or self._set_at_s is None or self._last_ack_at_s is None:
             return None
         return max(0.0, self._last_ack_at_s - self._set_at_s)
 
     @property
     def peer_count(self) -> int:
         """Replicas known."""
-        return len(self._peers)
+        return len(self._heard)
 
     def retain(self, replica_ids: Collection[str]) -> None:
         """Wait for these replicas only: the others are gone, or have sent no snapshot yet."""
-        for replica_id in self._peers.keys() - set(replica_ids):
-            del self._peers[replica_id]
+        for replica_id in self._heard.keys() - set(replica_ids):
+            del self._heard[replica_id]
             self._lagging.discard(replica_id)
-
-    def _directive(
-        self, mode: DirectiveMode, rule: StepRule, order: StandingOrder | None, order_for_all: StandingOrder | None
-    ) -> Directive:
-        ttft_ms, tpot_ms = self.slo_ms or (None, None)
-        return Directive(
-            epoch=self.epoch,
-            mode=mode,
-            lease_s=self.lease_s,
-            reason=self.reason,
-            rule=rule,
-            admission_scale=self.content.admission_scale,
-            slo_ttft_ms=ttft_ms,
-            slo_tpot_ms=tpot_ms,
-            fallback=Fallback(mode=mode, rule=rule)
-            if self.goes_on and order is None and order_for_all is None
-            else self.fallback,
-            desired_replicas=self.stated.desired_replicas,
-            order=order,
-            order_for_all=order_for_all,
-            replicas=self.stated.replicas,
-        )
-
-    def _same(
-        self, replica_id: str, directive: DirectiveMode, rule: StepRule | None, admission_scale: float | None
-    ) -> bool:
-        content = self.content
-        sent = content.rule.strict if replica_id in self.stated.replica_orders else content.rule
-        return (
-            directive is content.mode_for(replica_id)
-            and (rule is None or rule == sent)
-            and (admission_scale is None or admission_scale == content.admission_scale)
-        )
-
-    def _set(self, now_s: float, content: Content, reason: str) -> None:
-        self.content, self.reason = content, reason
-        self._raise_above(now_s, self.epoch)
 
     def _raise_above(self, now_s: float, epoch: int) -> None:
         self.epoch = epoch + 1
         self._set_at_s, self._last_ack_at_s = now_s, None
         self._made.clear()
-        self._lagging = set(self._peers)
-        for peer in self._peers.values():
-            peer.acked = False
+        self._lagging = set(self._heard)
 
 
 def lease_expired(snapshot: ReplicaSnapshot) -> bool:

@@ -193,11 +193,11 @@ class Bucket:
         self._at_s = now_s
         return allowance
 
-    def wait_s(self, parts: int, wanted: float) -> float:
-        """Return how long to wait until ``wanted`` is there; 0: it is there now."""
+    def wait_s(self, parts: int) -> float:
+        """Return how long to wait until one is there; 0: it is there now."""
         allowance = self._settle(parts)
         # Whatever the share of a replica, a single request must be able to fit.
-        excess = self._used + min(wanted, allowance) - allowance
+        excess = self._used + min(1.0, allowance) - allowance
         return 0.0 if excess <= 0 else excess / allowance * WINDOW_S
 
     def use(self, parts: int, amount: float) -> None:
@@ -250,12 +250,12 @@ class Holder:
         """
         parts = self._parts()
         buckets = [
-            (self._requests, "requests", 1.0),
-            (self._tokens, "tokens", 1.0),
-            (self._pinned if pinned else None, "tokens of pinned requests", 1.0),
+            (self._requests, "requests"),
+            (self._tokens, "tokens"),
+            (self._pinned if pinned else None, "tokens of pinned requests"),
         ]
-        for bucket, what, wanted in buckets:
-            if bucket is not None and (wait_s := bucket.wait_s(parts, wanted)) > 0:
+        for bucket, what in buckets:
+            if bucket is not None and (wait_s := bucket.wait_s(parts)) > 0:
                 raise Limited(f"the key {self.name!r} has used up its {what} of this minute", wait_s)
         if self._requests is not None:
             self._requests.use(parts, 1)

@@ -12,8 +12,9 @@ from typing import Any
 
 from controller.config import RENEW_S, REPORT_PERIOD_S, ControllerConfig
 from controller.messages import ReplicaSnapshot
+from controller.protocol import DirectiveFollower
 from deploy.access.admission import Admission
-from deploy.agent.enforcement import Enforcement, SharedFollower
+from deploy.agent.enforcement import Enforcement
 from deploy.agent.standing_call import Call, StandingCall
 from deploy.front.context import PathMeter
 from deploy.metrics.replica_page import AgentReading
@@ -65,23 +66,20 @@ class ReplicaAgent:
         self._id = replica_id
         self._engine = engine
         self._send = report
-        self._slo_ms = config.slo.ttft_ms, config.slo.tpot_ms
         self._admission = admission or Admission(None, sequences=1)
-        self._slo_evaluated = 0
-        self._within_slo = 0
-        self._path_misses = 0
         self._started_s = time.monotonic()
-        self._follower = SharedFollower(replica_id, *config.lapsed)
+        self._follower = DirectiveFollower(replica_id, *config.lapsed)
         self._enforcement = Enforcement(self._follower, self._admission, engine, lambda: time.monotonic())
         # Soon enough that an answer which was lost costs no lease.
         self._standing_call = StandingCall(call, self._enforcement.take, LATE * RENEW_S, self._has_asked)
         self._meter = meter or PathMeter()
+        self._meter.slo = config.slo
         self._stats: dict[str, Any] | None = None
         self._stats_at_s = 0.0
         self._seq = 0
         self._following: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._reachable = True
+        self._lapsed = True  # there is no lease
         self._asked = asyncio.Event()  # the controller, once, whether or not it has answered
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -125,27 +123,6 @@ class ReplicaAgent:
         self._following = asyncio.create_task(self._enforcement.put_in_force())
         self._following.add_done_callback(_log_failure)
 
-    # -- latencies -----------------------------------------------------------------------------------------------------
-
-    def _judge_finished(self) -> None:
-        """Hold the requests that have finished since the last call against the objectives."""
-        latest = self._follower.latest
-        ttft_ms, tpot_ms = self._slo_ms
-        if latest is not None and latest.slo_ttft_ms is not None and latest.slo_tpot_ms is not None:
-            ttft_ms, tpot_ms = latest.slo_ttft_ms, latest.slo_tpot_ms
-
-        def meets(ttft_s: float, tpot_s: float | None) -> bool:
-            return ttft_s * 1e3 <= ttft_ms and (tpot_s is None or tpot_s * 1e3 <= tpot_ms)
-
-        requests = self._meter.take_finished()
-        self._slo_evaluated += len(requests)
-        for request in requests:
-            met = meets(request.ttft_s, request.tpot_s)
-            self._within_slo += met
-            if met and request.answer is not None:
-                self._meter.requests.within_slo(request.answer)
-            self._path_misses += not met and request.engine is not None and meets(*request.engine)
-
     # -- what others ask -----------------------------------------------------------------------------------------------
 
     def view(self) -> AgentReading | None:
@@ -159,8 +136,8 @@ class ReplicaAgent:
             stats_age_s=max(0.0, now_s - self._stats_at_s),
             directive=force.mode,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
-            slo_evaluated=self._slo_evaluated,
-            within_slo=self._within_slo,
+            slo_evaluated=self._meter.slo_evaluated,
+            within_slo=self._meter.within_slo,
         )
 
     @property
@@ -182,12 +159,6 @@ class ReplicaAgent:
         return self._follower.replicas
 
     @property
-    def silent_s(self) -> float:
-        """How long the engine has not answered, in seconds; 0 while it does."""
-        age_s = time.monotonic() - self._stats_at_s
-        return age_s if age_s > ENGINE_TIMEOUT_S else 0.0
-
-    @property
     def stalled_s(self) -> float:
         """How long the engine has had work and made no step, by its newest statistics and their age; 0: it has none."""
         progress_age_s = None if self._stats is None else self._stats.get("progress_age_s")
@@ -206,8 +177,8 @@ class ReplicaAgent:
         """
         if self._dead():
             return DEAD
-        if self.silent_s > HUNG_AFTER_S:
-            return f"its engine has not answered for {self.silent_s:.0f} s: it hangs"
+        if self.stats_age_s > HUNG_AFTER_S:
+            return f"its engine has not answered for {self.stats_age_s:.0f} s: it hangs"
         if self.stalled_s > HUNG_AFTER_S:
             return f"its engine has had work and made no step for {self.stalled_s:.0f} s: it hangs"
         return None
@@ -215,7 +186,7 @@ class ReplicaAgent:
     @property
     def engine_is_late(self) -> bool:
         """Whether the engine has not answered for so long that a request had better go to another replica."""
-        return self.silent_s > LATE_AFTER_S
+        return self.stats_age_s > LATE_AFTER_S
 
     def check_engine(self) -> None:
         """Fail where the engine has died or hangs.
@@ -270,9 +241,13 @@ class ReplicaAgent:
         while True:
             began_s = time.monotonic()
             try:
-                if self._follower.on_timer(began_s):
-                    log.warning("the controller's lease ran out; falling back to %s", self._follower.in_force(began_s))
+                force = self._follower.in_force(began_s)
+                if force.expired and not self._lapsed:
+                    log.warning("the controller's lease ran out; falling back to %s", force)
+                self._lapsed = force.expired
                 self._follow()
+                if (latest := self._follower.latest) is not None and latest.slo is not None:
+                    self._meter.slo = latest.slo
                 if self._stats is not None:
                     await self._report_once(began_s)
             except Exception:
@@ -281,26 +256,16 @@ class ReplicaAgent:
 
     async def _report_once(self, now_s: float) -> None:
         snapshot = self.snapshot(now_s).model_dump(mode="json")
-        try:
-            async with asyncio.timeout(
-                REPORT_TIMEOUT_S
-            ):  # not wait_for: up to Python 3.11 that may swallow a cancellation
+        with contextlib.suppress(Exception):  # the standing call says so in the log
+            # Not wait_for: up to Python 3.11 that may swallow a cancellation.
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
                 await self._send(snapshot)
-        except Exception as error:
-            if self._reachable:
-                log.warning("the controller is not reachable (%r); the directive holds until its lease ends", error)
-            self._reachable = False
-            return
-        if not self._reachable:
-            log.warning("the controller is reachable again")
-        self._reachable = True
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """Build the replica's snapshot from the newest engine statistics."""
         assert self._stats is not None, "no snapshot before the engine's first answer"
         stats = dict(self._stats)
         self._seq += 1
-        self._judge_finished()
         force = self._follower.in_force(now_s)
         age_s = max(0.0, now_s - self._stats_at_s)
         fault = self.fault
@@ -315,14 +280,12 @@ class ReplicaAgent:
             ready_for_s=max(0.0, now_s - self._started_s),
             rule=force.rule,
             order=self._follower.order(now_s),
-            order_for_all=self._follower.order_for_all(now_s),
             desired_replicas=self._follower.desired_replicas,
             admission_scale=force.admission_scale,
             inside_share=self._admission.inside_share,
             refused=self._admission.refused,
-            slo_evaluated=self._slo_evaluated,
-            within_slo=self._within_slo,
-            path_misses=self._path_misses,
+            slo_evaluated=self._meter.slo_evaluated,
+            within_slo=self._meter.within_slo,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
             ttft=ttft,
             tpot=tpot,

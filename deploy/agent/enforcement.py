@@ -6,7 +6,6 @@ Directives come in the thread of the standing call and pass the event loop by; t
 """
 
 import asyncio
-import functools
 import itertools
 import json
 import logging
@@ -16,42 +15,16 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower
 from deploy.access.admission import Admission
-from nestedfp.modes import DirectiveMode
-from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin.directives.directive_receiver import MESSAGE_BYTES, OPEN
 
 ANSWER_LIMIT_S = 2.0  # the core's thread answers in a millisecond; a process that is stopped answers when it goes on
 
 log = logging.getLogger(__name__)
-
-
-def _locked(method: Callable[..., Any]) -> Any:
-    @functools.wraps(method)
-    def locked(self: Any, *args: Any) -> Any:
-        with self._lock:
-            return method(self, *args)
-
-    return locked
-
-
-class SharedFollower(DirectiveFollower):
-    """A follower that several threads may use."""
-
-    def __init__(self, replica_id: str, mode: DirectiveMode, rule: StepRule) -> None:
-        super().__init__(replica_id, mode, rule)
-        self._lock = threading.RLock()
-
-    on_directive = _locked(DirectiveFollower.on_directive)
-    on_timer = _locked(DirectiveFollower.on_timer)
-    in_force = _locked(DirectiveFollower.in_force)
-    lease_remaining_s = _locked(DirectiveFollower.lease_remaining_s)
-    order = _locked(DirectiveFollower.order)
-    order_for_all = _locked(DirectiveFollower.order_for_all)
 
 
 class DirectiveRefused(RuntimeError):
@@ -118,18 +91,6 @@ class DirectiveLine:
         self._line.close()
 
 
-class _Wanted(NamedTuple):
-    """What the engine must do."""
-
-    mode: DirectiveMode
-    rule: StepRule
-    epoch: int
-
-    def content(self) -> dict[str, Any]:
-        """As the engine takes it."""
-        return {"mode": self.mode.value, "epoch": self.epoch, "rule": asdict(self.rule)}
-
-
 class Enforcement:
     """Keeps engine and admission in line with the follower.
 
@@ -142,14 +103,14 @@ class Enforcement:
 
     def __init__(
         self,
-        follower: SharedFollower,
+        follower: DirectiveFollower,
         admission: Admission,
         engine: Callable[..., Awaitable[Any]],
         clock: Callable[[], float],
     ) -> None:
         self._follower, self._admission, self._engine, self._clock = follower, admission, engine, clock
         self._line: DirectiveLine | None = None
-        self._applied: _Wanted | None = None
+        self._applied: dict[str, Any] | None = None  # what the engine was told last
         self._opening = asyncio.Lock()
         self._telling = threading.Lock()  # the engine sees directives in order
 
@@ -189,7 +150,7 @@ class Enforcement:
                     "the line for directives is not open; the event loop opens it within a report's time"
                 )
             try:
-                self._line.tell(wanted.content())
+                self._line.tell(wanted)
             except TimeoutError:
                 raise
             except OSError as error:
@@ -199,9 +160,9 @@ class Enforcement:
                 raise
             self._applied = wanted
 
-    def _wanted(self) -> _Wanted | None:
-        """What the engine must be told; None: it knows."""
+    def _wanted(self) -> dict[str, Any] | None:
+        """The directive that the engine must be told; None: it knows."""
         force = self._follower.in_force(self._clock())
         self._admission.scale = force.admission_scale
-        wanted = _Wanted(force.mode, force.rule, force.epoch)
+        wanted = {"mode": force.mode.value, "epoch": force.epoch, "rule": asdict(force.rule)}
         return None if wanted == self._applied else wanted

@@ -48,7 +48,6 @@ class OverrideRequest(BaseModel):
 
     mode: DirectiveMode  # "fp16" and "fp8" override the policy, "auto" hands back to it
     ttl_s: Annotated[float, Field(gt=0, le=LONGEST_TTL_S)] | None = None  # ends by itself; None: until the next one
-    replica_id: Annotated[str, Field(max_length=256)] | None = None  # for this replica alone; None: for all
 
 
 class Control:
@@ -115,9 +114,7 @@ class Control:
     ) -> dict[str, Any]:
         """Override the policy, or hand back to it. Needs ``Authorization: Bearer <admin key>``."""
         self._require_admin(authorization)
-        alone = body.replica_id is not None  # and its own controller's alone
-        order = (body.mode.value, body.ttl_s, body.replica_id)
-        result: dict[str, Any] = await self._tell("set_override", *order, one_is_enough=alone)
+        result: dict[str, Any] = await self._tell("set_override", body.mode.value, body.ttl_s)
         return result
 
     @routes.post("/admin/reload")
@@ -171,11 +168,8 @@ class Control:
                 return await _call(actor, method, *args)
         raise _nobody()
 
-    async def _tell(self, method: str, *args: Any, one_is_enough: bool = False) -> Any:
+    async def _tell(self, method: str, *args: Any) -> Any:
         """Give an order to every controller: while an update runs, the old replicas have one of their own.
-
-        Args:
-            one_is_enough: what one of them refuses, another may carry out.
 
         Returns:
             What the first answers.
@@ -187,7 +181,7 @@ class Control:
         ends = await asyncio.gather(*calls, return_exceptions=True)
         errors = [end for end in ends if isinstance(end, BaseException) and not isinstance(end, _NoAnswer)]
         answers = [end for end in ends if not isinstance(end, BaseException)]
-        if errors and not (one_is_enough and answers):
+        if errors:
             raise errors[0]
         if not answers:
             raise _nobody()

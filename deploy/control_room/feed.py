@@ -8,10 +8,9 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from deploy.control_room.new_decisions import Ask, NewDecisions
 from deploy.control_room.samples import StatusHistory
 
 log = logging.getLogger(__name__)
@@ -19,6 +18,7 @@ log = logging.getLogger(__name__)
 PERIOD_S = 1.0
 SAMPLES_KEPT = 900  # a quarter of an hour
 DECISIONS_KEPT = 200
+Ask = Callable[..., Awaitable[Any]]  # (method of the controller, *arguments) -> result; raises where there is none
 
 
 class Feed:
@@ -33,7 +33,6 @@ class Feed:
         self._ask, self._wall = ask, wall
         self._timeline = StatusHistory(SAMPLES_KEPT)
         self._decisions: deque[tuple[float, dict[str, Any]]] = deque(maxlen=DECISIONS_KEPT)  # and when they came
-        self._new_decisions = NewDecisions(ask)
         self._at_s = 0.0
         self._status: dict[str, Any] | None = None
         self._error: str | None = None
@@ -71,11 +70,24 @@ class Feed:
             await self.tick()
             await asyncio.sleep(max(0.0, PERIOD_S - (time.monotonic() - began_s)))
 
+    async def _new_decisions(self) -> list[dict[str, Any]]:
+        """Return the decisions since the newest that is known, oldest first."""
+        found: list[dict[str, Any]]
+        if self._decisions:
+            # Asked for that one again: where it is another one now, or gone, all are new. Another controller has started, which
+            # counts from 1, or so many have come that this one has forgotten it.
+            newest = self._decisions[-1][1]
+            found = await self._ask("decisions", newest["decision_id"] - 1)
+            if found and found[0] == newest:
+                return found[1:]
+        found = await self._ask("decisions", 0)
+        return found
+
     async def tick(self) -> None:
         """Ask the controller."""
         try:
             status = await self._ask("status")
-            new = await self._new_decisions.take()
+            new = await self._new_decisions()
             # Never back, as the clock may be set: a page would get again what it has.
             self._at_s = now_s = max(round(self._wall(), 3), round(self._at_s + 0.001, 3))
             self._timeline.add(now_s, status)

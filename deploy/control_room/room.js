@@ -84,7 +84,6 @@ function drawNow(error) {
   if (status.path_saturated) notices.push("The path in front of the engine is the limit: another precision would not help.");
   if (status.config_error) notices.push(`The configuration was not reloaded: ${status.config_error}`);
   if (status.step_errors) notices.push(`${status.step_errors} steps of the controller failed; its log says why.`);
-  for (const [replica, order] of Object.entries(status.replica_overrides)) notices.push(`Override of ${replica}: ${name(order.mode)}.`);
   if (at("notices").textContent !== notices.join("")) at("notices").replaceChildren(...notices.map((text) => element("li", {}, text)));
 }
 
@@ -102,10 +101,9 @@ function drawReplicas() {
   const names = [...at("fleet").querySelectorAll("th")].map((each) => each.textContent);
   const rows = status.replicas.map((each) => {
     const [state, bad] = stateOf(each);
-    const directive = each.directive + (each.overridden ? ", overridden" : "");
     const cells = [
       [element("b", { title: each.id }, each.id.length > 14 ? `…${each.id.slice(-12)}` : each.id)],
-      [element("b", { class: `${each.mode}-text` }, name(each.mode)), element("span", { class: "quiet" }, ` directive ${name(directive)}`)],
+      [element("b", { class: `${each.mode}-text` }, name(each.mode)), element("span", { class: "quiet" }, ` directive ${name(each.directive)}`)],
       [`${each.waiting} / ${each.running}`], [percent(each.within_slo, each.slo_evaluated)], [milliseconds(each.ttft_p90_ms)], [milliseconds(each.tpot_p90_ms)],
       [`${Math.round(100 * each.kv_usage)} %`], [element("span", bad ? { class: "bad" } : {}, state)],
     ];
@@ -113,11 +111,6 @@ function drawReplicas() {
   });
   if (!rows.length) rows.push(element("tr", {}, element("td", { colspan: "8", class: "none" }, "No replica has reported yet.")));
   at("replicas").replaceChildren(...rows);
-  const target = at("target"), chosen = target.value, ids = ["", ...status.replicas.map((each) => each.id)];
-  if (ids.join() !== [...target.options].map((each) => each.value).join()) {
-    target.replaceChildren(...ids.map((id) => element("option", { value: id }, id ? `…${id.slice(-12)}` : "all replicas")));
-    target.value = ids.includes(chosen) ? chosen : "";
-  }
 }
 
 // -- decisions -----------------------------------------------------------------------------------------------------
@@ -233,10 +226,9 @@ at("override").addEventListener("submit", async (event) => {
   event.preventDefault();
   const given = at("key").value.trim() || key;
   if (!given) return put("said", "An override needs the admin key.", true);
-  const mode = at("override").elements.mode.value, ttl = at("ttl").value, target = at("target").value;
+  const mode = at("override").elements.mode.value, ttl = at("ttl").value;
   const order = { mode };
   if (ttl && mode !== "auto") order.ttl_s = Number(ttl);
-  if (target) order.replica_id = target;
   ordered = null;
   put("said", "Sending");
   try {

@@ -7,20 +7,20 @@ before the hand-over is added.
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from controller.messages import LatencyWindow, PathStats
 from controller.sliding_window import SlidingWindow
 from deploy.access.admission import NoRoom, Place
 from deploy.front.replies import Refused
-from deploy.metrics.request_metrics import Answered, RequestMetrics, RequestOutcome, answered, precision_of
+from deploy.metrics.request_metrics import Answered, RequestMetrics, RequestOutcome, answered
 from nestedfp.vllm_plugin.frontend import Collected, total
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
+from workload.slo import USUAL_SLO
 
 if TYPE_CHECKING:
     from deploy.front.handover import GenerateCall
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 SPAN_S = 5.0
 LAG_PERIOD_S = 0.05
 LAG_SPAN_S = 1.0
-MOST_FINISHED = 1 << 16  # that wait for ``take_finished``, which nobody calls for a plain engine
 PAUSED_AFTER_S = 1.0  # a write that has waited for so long waits for a client that does not read
-EngineTimes = tuple[float, float | None]  # TTFT and time per token, seconds, by the engine's own clock
 
 
 @dataclass(slots=True, eq=False)
@@ -60,8 +58,9 @@ class RequestContext:
     counts: Collected = field(default_factory=Collected)
     submitted_s: float | None = None
     constrained: bool = False  # by a grammar, which may turn out to have no way on
-    refused: Refused | None = None  # before the engine heard of it; vLLM's streams make another error of it
-    failed: Exception | None = None  # what the engine raised; vLLM's streams make an event of it that says less
+    failed: Exception | None = (
+        None  # a refusal, or what the engine raised: vLLM's streams make an event of it that says less
+    )
     finished_outputs: list[Any] = field(
         default_factory=list
     )  # that ended a sequence, where vLLM's own code consumes them
@@ -96,8 +95,8 @@ class RequestContext:
             self.place.settle(prompt_tokens_of(prompt), most)
         except NoRoom as no_room:
             self.read_tokens = 0  # nothing came of it
-            self.refused = self.refusal(no_room)
-            raise self.refused from None
+            self.failed = self.refusal(no_room)
+            raise self.failed from None
 
     async def tries(self, grammars: Any, params: Any) -> None:
         """Have the grammar of a prompt tried, where there is one, for as long as the request may wait for the engine.
@@ -108,13 +107,8 @@ class RequestContext:
         Raises:
             Refused: it is none that the engine can use, or nobody could find out in time.
         """
-        if grammars is None:
-            return
-        try:
+        if grammars is not None:
             await grammars.check(params, self.left_s)
-        except Refused as refusal:
-            self.refused = refusal
-            raise
 
     @property
     def left_s(self) -> float | None:
@@ -127,12 +121,12 @@ class RequestContext:
         """The engine is about to be given a prompt.
 
         Raises:
-            Refused: the request's queue deadline is up.
+            Exception: the request's queue deadline is up, or another prompt of it has failed.
         """
-        if self.refused is None and self.left_s == 0.0:
-            self.refused = self.late()
-        if self.refused is not None:
-            raise self.refused
+        if self.failed is None and self.left_s == 0.0:
+            self.failed = self.late()
+        if self.failed is not None:
+            raise self.failed
 
     def submitted(self, prompt: Any = None) -> None:
         """The engine has the request, and this prompt of it."""
@@ -163,12 +157,12 @@ class RequestContext:
         self.last_s = now_s
         self.written_tokens += tokens
 
-    def finished(self, metrics: Any = None) -> None:
-        """The stream has ended by itself; ``metrics``: vLLM's of its sequence, if it has told them."""
+    def finished(self) -> None:
+        """The stream has ended by itself."""
         if self.first_s is not None and not self.paused:
             spread_s, tokens = self.last_s - self.first_s, self.written_tokens
             tpot_s = spread_s / (tokens - 1) if tokens > 1 else None
-            self.meter.judge(self.first_s - self.arrived_s, tpot_s, _engine_times(metrics), self.answer)
+            self.meter.judge(self.first_s - self.arrived_s, tpot_s, self.answer)
 
     def observe(self) -> None:
         """The answer went out in one piece: take its latencies from the engine's account of its slowest sequence."""
@@ -182,7 +176,7 @@ class RequestContext:
         self.meter.ttft.add(now_s, ttft_s * 1e3)
         if tpot_s is not None:
             self.meter.tpot.add(now_s, tpot_s * 1e3)
-        self.meter.judge(ttft_s, tpot_s, _engine_times(slowest), self.answer)
+        self.meter.judge(ttft_s, tpot_s, self.answer)
 
     # -- its account ---------------------------------------------------------------------------------------------------
 
@@ -232,15 +226,6 @@ class RequestContext:
         }
 
 
-def _engine_times(metrics: Any) -> EngineTimes | None:
-    """Return TTFT and time per token by the engine's own clock, from its queue on; None: it has not told."""
-    if metrics is None or not metrics.queued_ts or not metrics.first_token_ts:
-        return None
-    tokens = metrics.num_generation_tokens
-    tpot_s = (metrics.last_token_ts - metrics.first_token_ts) / (tokens - 1) if tokens > 1 else None
-    return metrics.first_token_ts - metrics.queued_ts, tpot_s
-
-
 # Of the present task: vLLM's serving objects, which call the engine and the tokenizer, know nothing of it.
 CONTEXT: ContextVar[RequestContext | None] = ContextVar("nestedfp_request", default=None)
 
@@ -251,28 +236,17 @@ def prompt_tokens_of(prompt: Any) -> int:
     return len(ids or ())
 
 
-class Finished(NamedTuple):
-    """Latencies of a request that ended by itself, in seconds.
-
-    Attributes:
-        ttft_s: of the whole path.
-        tpot_s: the same; None for an answer of one token.
-        engine: both of the engine alone, by its own account; None: not told.
-        answer: what it was answered with; None: not told.
-    """
-
-    ttft_s: float
-    tpot_s: float | None
-    engine: EngineTimes | None = None
-    answer: Answered | None = None
-
-
 class PathMeter:
     """All requests of one replica.
 
     Args:
         clock: seconds, monotonic.
         log: takes every request when it has left; None: nobody does.
+
+    Attributes:
+        slo: the objectives that requests are held against when they end by themselves.
+        slo_evaluated: how many that were.
+        within_slo: of them, those that met both objectives.
     """
 
     def __init__(
@@ -280,6 +254,8 @@ class PathMeter:
     ) -> None:
         self.clock = clock
         self.log = log
+        self.slo = USUAL_SLO
+        self.slo_evaluated = self.within_slo = 0
         self.requests = RequestMetrics()
         self.ttft = SlidingWindow(SPAN_S)
         self.tpot = SlidingWindow(SPAN_S)
@@ -288,7 +264,6 @@ class PathMeter:
         self._lags = SlidingWindow(LAG_SPAN_S)
         self._open: set[RequestContext] = set()
         self._in_path = 0
-        self._finished: deque[Finished] = deque(maxlen=MOST_FINISHED)
 
     def arrive(self, arrived_s: float) -> RequestContext:
         """A request has arrived; each wants an ``ended``."""
@@ -311,28 +286,20 @@ class PathMeter:
         self._open.discard(request)
         if (answer := request.answer) is not None:
             self.requests.answered(answer)
-        self.requests.left(precision_of(request.counts), request.pinned, request.outcome)
+        self.requests.left(request.outcome)
         if self.log is not None:
             self.log(request.access(self.clock()))
         if request.submitted_s is None:
             self._in_path -= 1
 
-    def judge(
-        self,
-        ttft_s: float,
-        tpot_s: float | None,
-        engine: EngineTimes | None = None,
-        answer: Answered | None = None,
-    ) -> None:
-        """Keep the latencies of a request that ended by itself until ``take_finished``; arguments as in ``Finished``."""
-        self._finished.append(Finished(ttft_s, tpot_s, engine, answer))
+    def judge(self, ttft_s: float, tpot_s: float | None, answer: Answered | None = None) -> None:
+        """A request has ended by itself. ``tpot_s`` is None for an answer of one token, ``answer`` where it is not told."""
         self.requests.judged(ttft_s, tpot_s)
-
-    def take_finished(self) -> list[Finished]:
-        """Return the latencies of requests that ended since the last call."""
-        finished = list(self._finished)
-        self._finished.clear()
-        return finished
+        self.slo_evaluated += 1
+        if ttft_s * 1e3 <= self.slo.ttft_ms and (tpot_s is None or tpot_s * 1e3 <= self.slo.tpot_ms):
+            self.within_slo += 1
+            if answer is not None:
+                self.requests.within_slo(answer)
 
     def lag(self, lag_s: float) -> None:
         """The event loop came back so much later than asked."""

@@ -27,7 +27,7 @@ from deploy.front.checks.requests import (
 )
 from deploy.front.context import CONTEXT, PathMeter, RequestContext
 from deploy.front.handover import GenerateCall
-from deploy.front.replies import OVERLOADED, Refused, error_events, refuse, reply, request_id_of
+from deploy.front.replies import OVERLOADED, Refused, refuse, reply, request_id_of
 from deploy.front.routes.text import Route, tokens_of
 from deploy.front.streams import Tap, Taps
 from deploy.haproxy.haproxy_config import ELSEWHERE_STATUS, MOST_TRIES
@@ -235,11 +235,13 @@ class Generate:
                     context.observe()
             except asyncio.CancelledError:
                 raise
-            except Refused as refusal:
-                refusal.param = faults.place(refusal.param, context.given)
-                raise
             except Exception as error:
-                raise self._explained(error, context) from error
+                refusal = error if isinstance(error, Refused) else self._explained(error, context)
+                refusal.param = faults.place(refusal.param, context.given)
+                if not context.begun:
+                    raise refusal from None
+                context.outcome = refusal.outcome
+                await send({"type": "http.response.body", "body": route.last_words(refusal.body(context.id))})
 
     def _explained(self, error: Exception, context: RequestContext) -> Refused:
         """What a client hears of an exception of vLLM's."""
@@ -260,7 +262,7 @@ class Generate:
     # -- streams -------------------------------------------------------------------------------------------------------
 
     async def _write(self, call: GenerateCall, send: Any, context: RequestContext) -> None:
-        """Write a plain stream from the engine's outputs. What went wrong before the first byte is raised."""
+        """Write a plain stream from the engine's outputs."""
         frame = call.frame
         assert frame is not None, "take_over has given it one"
         collector = await call.start(context)
@@ -298,18 +300,15 @@ class Generate:
                 context.wrote(new_tokens)
                 if output.finished:
                     await send({"type": "http.response.body", "body": b""})
-                    context.finished(output.metrics)
+                    context.finished()
                     return
         except asyncio.CancelledError:
             await call.abort(collector)
             raise
-        except Exception as error:
-            if not context.begun:
-                raise
-            await call.abort(collector)
-            refusal = self._explained(error, context)
-            context.outcome = refusal.outcome
-            await send({"type": "http.response.body", "body": error_events(refusal.body(context.id))})
+        except Exception:
+            if context.begun:
+                await call.abort(collector)
+            raise
         finally:
             if tap is not None:
                 tap.close()
@@ -318,39 +317,25 @@ class Generate:
     async def _relay(
         self, route: Route, result: Any, request: Any, send: Any, context: RequestContext, counts: Collected
     ) -> None:
-        """Pass on the events of vLLM's own generator, with the disclosure added. What goes wrong before the first is raised."""
+        """Pass on the events of vLLM's own generator, with the disclosure added."""
         discloser = route.discloser(request, counts, lambda: context.prompt_tokens)
-        failed = False
-        try:
-            async with aclosing(route.events(result)) as events:
-                async for event in events:
-                    if event.startswith(ERROR_EVENTS):
-                        raise self._of_event(event, context)
-                    if not context.begun:
-                        await _begin(send, context)
-                    context.writing()
-                    data = discloser.event(event).encode()
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-                    context.wrote(1)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            if not context.begun:
-                raise
-            failed = True
-            refusal = error if isinstance(error, Refused) else self._explained(error, context)
-            data = route.last_words(refusal.body(context.id))
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        async with aclosing(route.events(result)) as events:
+            async for event in events:
+                if event.startswith(ERROR_EVENTS):
+                    raise self._of_event(event, context)
+                if not context.begun:
+                    await _begin(send, context)
+                context.writing()
+                data = discloser.event(event).encode()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                context.wrote(1)
         await send({"type": "http.response.body", "body": b""})
-        if failed:
-            context.outcome = RequestOutcome.FAILED
-        else:
-            context.finished()
+        context.finished()
 
     def _of_event(self, event: str, context: RequestContext) -> Exception:
         """Return what went wrong, of an event with an error that vLLM has made of it."""
-        if (raised := context.refused or context.failed) is not None:
-            return raised
+        if context.failed is not None:
+            return context.failed
         error = json.loads(event.partition("data: ")[2])["error"]
         code = error.get("code")
         status = code if isinstance(code, int) else 500

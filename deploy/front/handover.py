@@ -73,10 +73,10 @@ class EngineClientProxy:
     async def _observed(
         self, context: RequestContext, prompt: Any, params: Any, request_id: str, options: dict[str, Any]
     ) -> Any:
-        await context.tries(self._grammars, params)
-        context.hands_over()
-        context.submitted(prompt)
         try:
+            await context.tries(self._grammars, params)
+            context.hands_over()
+            context.submitted(prompt)
             async for output in self._client.generate(prompt, params, request_id, **options):
                 # A stream's outputs bring what is new, an answer in one piece has one output.
                 context.completion_tokens += sum(len(part.token_ids) for part in output.outputs)
@@ -84,11 +84,9 @@ class EngineClientProxy:
                     context.finished_outputs.append(output)
                 yield output
         except Exception as error:
-            if isinstance(error.__cause__, GivenUp):
-                context.failed = error.__cause__
-                raise error.__cause__ from None  # vLLM's own around it says nothing
-            context.failed = error
-            raise
+            # vLLM's own around what was given up says nothing.
+            failed = context.failed = error.__cause__ if isinstance(error.__cause__, GivenUp) else error
+            raise failed from failed.__cause__
 
 
 def stand_before_engine(servings: Iterable[Any], grammars: Grammars | None = None) -> None:

@@ -1,6 +1,8 @@
 """From families of samples to the text that is scraped (OpenMetrics 1.0), and several pages made one. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import ALLOWUTF8, CONTENT_TYPE_LATEST, generate_latest
@@ -8,16 +10,6 @@ from prometheus_client.openmetrics.exposition import ALLOWUTF8, CONTENT_TYPE_LAT
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 END = "# EOF\n"
 FAMILY_LINES = ("# HELP ", "# TYPE ", "# UNIT ")
-
-
-class _Families:
-    """What ``generate_latest`` takes for a registry."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
 
 
 def labelled(families: Iterable[Metric], labels: Mapping[str, str]) -> Iterator[Metric]:
@@ -38,7 +30,8 @@ def labelled(families: Iterable[Metric], labels: Mapping[str, str]) -> Iterator[
 def render(families: Iterable[Metric], labels: Mapping[str, str]) -> str:
     """Return a page with ``labels`` on every sample."""
     # Not the default escaping: it turns the colon of the samples of vllm: into an underscore, which is a legal character.
-    text: str = generate_latest(_Families(labelled(families, labels)), escaping=ALLOWUTF8).decode()
+    registry: Any = SimpleNamespace(collect=lambda: labelled(families, labels))
+    text: str = generate_latest(registry, escaping=ALLOWUTF8).decode()
     return text
 
 

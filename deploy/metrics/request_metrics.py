@@ -17,7 +17,6 @@ from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 5.0)
-PINS = ("fp16", "none")
 
 
 class RequestOutcome(enum.StrEnum):
@@ -47,26 +46,6 @@ def answered(sequences: Mapping[str, TokenCounts], asked: AskedPrecision, key: s
     return Answered(answer_of(usage_of(total(sequences.values()))), asked, key or "")
 
 
-class Precision(enum.StrEnum):
-    """In which precision a request's tokens were computed."""
-
-    FP16 = "fp16"
-    FP8 = "fp8"
-    MIXED = "mixed"
-    NONE = "none"  # no token was computed, or the request ended before the engine said
-
-
-def precision_of(sequences: Mapping[str, TokenCounts] | None) -> Precision:
-    """Return the precision of what was computed for a request, cached prompt tokens left out."""
-    if not sequences:
-        return Precision.NONE
-    counts = total(sequences.values())
-    fp16, fp8 = counts.prompt_fp16 + counts.completion_fp16, counts.prompt_fp8 + counts.completion_fp8
-    if fp16 and fp8:
-        return Precision.MIXED
-    return Precision.FP8 if fp8 else Precision.FP16 if fp16 else Precision.NONE
-
-
 class RequestMetrics:
     """Counters of one replica's requests."""
 
@@ -82,8 +61,8 @@ class RequestMetrics:
         )
         self._requests = Counter(
             "nestedfp_requests",
-            "Requests that have left, by the precision that computed them, their pin and what became of them",
-            ("precision", "pin", "outcome"),
+            "Requests that have left, by what became of them",
+            ("outcome",),
             registry=registry,
         )
         self._ttft = Histogram(
@@ -103,11 +82,8 @@ class RequestMetrics:
             for asked in AskedPrecision:
                 for family in (self._answers, self._within_slo):
                     family.labels(precision, asked, "")
-        for pin in PINS:
-            for precision in (Precision.FP16, Precision.FP8):
-                self._requests.labels(precision, pin, RequestOutcome.OK)
-            self._requests.labels(Precision.NONE, pin, RequestOutcome.REFUSED)
-            self._requests.labels(Precision.NONE, pin, RequestOutcome.FAILED)
+        for outcome in RequestOutcome:
+            self._requests.labels(outcome)
 
     def answered(self, answer: Answered) -> None:
         """A request has been answered."""
@@ -118,9 +94,9 @@ class RequestMetrics:
         """An answer has met both objectives."""
         self._within_slo.labels(*answer).inc()
 
-    def left(self, precision: Precision, pinned: bool, outcome: RequestOutcome) -> None:
+    def left(self, outcome: RequestOutcome) -> None:
         """A request has left."""
-        self._requests.labels(precision, PINS[0] if pinned else PINS[1], outcome).inc()
+        self._requests.labels(outcome).inc()
 
     def judged(self, ttft_s: float, tpot_s: float | None) -> None:
         """A request has ended by itself."""

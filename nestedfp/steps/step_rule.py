@@ -6,7 +6,7 @@ directive. Where one of these asks for FP8 but the engine's measured step costs 
 step stays exact.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_costs import StepCosts
@@ -71,11 +71,6 @@ class StepRule:
                 raise ValueError(
                     f"expected {one} and {other}, or neither, got {getattr(self, one)} and {getattr(self, other)}"
                 )
-
-    @property
-    def strict(self) -> "StepRule":
-        """This rule, under which the directive ``fp16`` computes FP16 alone."""
-        return replace(self, exact_ttft_deadline_s=None, exact_tpot_deadline_s=None)
 
     def deadlines_s(self, directive: DirectiveMode) -> tuple[float, float] | None:
         """Deadlines of the first token and of the mean time per output token by which steps are planned; None: by none."""

@@ -57,7 +57,7 @@ class Replica:
         )
         self._places: dict[SimRequest, Place] = {}
         self._elsewhere = Elsewhere()
-        self._slo_ms = (config.slo.ttft_ms, config.slo.tpot_ms)
+        self._slo = config.slo
         self._follower = DirectiveFollower(name, *config.lapsed)
         self._directed: DirectiveMode | None = None
         self._seq = 0
@@ -92,15 +92,14 @@ class Replica:
     def take(self, now_s: float, directive: Directive) -> DirectiveAck:
         """A directive arrives."""
         changed, ack = self._follower.on_directive(now_s, directive)
-        if directive.slo_ttft_ms is not None and directive.slo_tpot_ms is not None:
-            self._slo_ms = (directive.slo_ttft_ms, directive.slo_tpot_ms)
+        self._slo = directive.slo or self._slo
         if changed:
             self._put_in_force(now_s)
         return ack
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """The replica's state now, and the lease looked at."""
-        if self._follower.on_timer(now_s):
+        if not self._lapsed and self._follower.in_force(now_s).expired:
             self._put_in_force(now_s)
         self.advance(now_s)
         engine, admission = self.engine, self._admission
@@ -116,7 +115,6 @@ class Replica:
             epoch=self._follower.epoch,
             rule=engine.rule,
             order=self._follower.order(now_s),
-            order_for_all=self._follower.order_for_all(now_s),
             desired_replicas=self._follower.desired_replicas,
             admission_scale=admission.scale,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
@@ -152,15 +150,16 @@ class Replica:
         force = self._follower.in_force(now_s)
         self.engine.direct(force.mode, force.rule)
         self._admission.scale = force.admission_scale
+        self._lapsed = force.expired
         if not force.expired:
             self.directive_changes += self._directed not in (None, force.mode)
             self._directed = force.mode
 
     def _let_out(self) -> None:
-        ttft_limit_ms, tpot_limit_ms = self._slo_ms
+        slo = self._slo
         for request in self.engine.finished:
             self._slo_evaluated += 1
             tpot_ms = request.tpot_ms
-            self._within_slo += request.ttft_ms <= ttft_limit_ms and (tpot_ms is None or tpot_ms <= tpot_limit_ms)
+            self._within_slo += request.ttft_ms <= slo.ttft_ms and (tpot_ms is None or tpot_ms <= slo.tpot_ms)
             self._places.pop(request).leave(request.output_tokens)
         self.engine.finished.clear()

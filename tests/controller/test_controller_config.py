@@ -55,8 +55,6 @@ def test_every_policy_can_be_named_and_is_the_one_its_config_says(name: str) -> 
     config = ControllerConfig.model_validate({"policy": {"name": name}})
     assert isinstance(config.policy, POLICIES[name].config)
     assert config.policy.name == name
-    decision, _ = POLICIES[name].start(config.policy)
-    assert decision.reason
 
 
 @pytest.mark.parametrize(

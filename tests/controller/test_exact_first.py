@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 from control_cluster import FP16, Cluster, make_loop
+from controller_builders import make_rates, make_view
 
-from controller.fleet.view import Rates, ReplicaView
-from controller.messages import ReplicaSnapshot, Room
+from controller.messages import Room
 from controller.policies.base import Observation
 from controller.policies.exact_first import GROW_MARGIN, STARVED_S, ExactFirst, State, decide, limit
-from nestedfp.modes import DirectiveMode, Mode
+from nestedfp.modes import DirectiveMode
 from workload.slo import Slo
 
 CONFIG = ExactFirst()
@@ -19,33 +19,16 @@ EXACT, FAST = 10_000.0, 20_000.0  # tokens per second of one replica
 
 def view(number, load=0.0, room_share=0.8, inside=5, **changes):
     """A replica at which so many tokens per second arrive, all of them prompts."""
-    snapshot = ReplicaSnapshot(
+    return make_view(
+        rates=make_rates(arrived_tokens_per_s=load, tokens_per_s=load),
         replica_id=f"r{number}",
-        seq=1,
-        ready=True,
-        lease_remaining_s=1.0,
-        mode=Mode.FP16,
         directive=DirectiveMode.AUTO,
-        epoch=1,
-        switches=0,
-        steps_fp16=0,
-        steps_fp8=0,
-        tokens_fp16=0,
-        tokens_fp8=0,
-        waiting=0,
-        waiting_tokens=0,
-        oldest_wait_s=0.0,
         running=inside,
-        kv_usage=0.1,
-        arrivals=0,
-        arrived_tokens=0,
-        finished=0,
         exact_tokens_per_s=EXACT,
         fast_tokens_per_s=FAST,
         room=Room(tokens=round(1000 * room_share), full_tokens=1000, tokens_per_s=5000.0),
         **changes,
     )
-    return ReplicaView(snapshot, rates=Rates(1.0, 10.0, load, load, 0.0, 0.0))
 
 
 class Run:
@@ -230,20 +213,12 @@ def test_exact_replicas_answer_fast_rather_than_late_but_not_where_an_operator_s
     for follower in cluster.followers.values():
         force = follower.in_force(cluster.now_s)
         assert (force.mode, force.rule.deadlines_s(force.mode) is not None) == (FP16, True)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16, 20.0, replica_id="r1"))
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16, 20.0))
     cluster.run(5, 1000, **load)
-    forces = {name: follower.in_force(cluster.now_s) for name, follower in cluster.followers.items()}
-    assert {force.mode for force in forces.values()} == {FP16}
-    assert {name: force.rule.deadlines_s(FP16) is None for name, force in forces.items()} == {
-        "r0": False,
-        "r1": True,
-    }
-    epochs = {name: force.epoch for name, force in forces.items()}
-    cluster.run(5, 1000, **load)
-    assert {name: follower.in_force(cluster.now_s).epoch for name, follower in cluster.followers.items()} == epochs
-    cluster.run(15, 1000, **load)  # the order ends
-    rule = cluster.followers["r1"].in_force(cluster.now_s).rule
-    assert rule.deadlines_s(FP16) is not None
+    forces = [follower.in_force(cluster.now_s) for follower in cluster.followers.values()]
+    assert [(force.mode, force.rule.deadlines_s(FP16)) for force in forces] == [(FP16, None)] * 2
+    cluster.run(20, 1000, **load)  # the order ends
+    assert cluster.followers["r1"].in_force(cluster.now_s).rule.deadlines_s(FP16) is not None
 
 
 def test_what_no_precision_can_serve_is_shed_under_this_policy_too():

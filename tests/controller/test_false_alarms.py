@@ -50,34 +50,6 @@ def test_a_replica_that_is_slow_for_ten_seconds_is_not_cold_but_overloaded(polic
     assert cluster.modes == {FP8}
 
 
-# -- engines that do not answer ----------------------------------------------------------------------------------------
-
-STUCK = [{"stats_age_s": 6.0}, {"progress_age_s": 11.0, "running": 4}]
-
-
-@pytest.mark.parametrize("stuck", STUCK, ids=str)
-@pytest.mark.parametrize("policy", ADAPTIVE)
-def test_a_stuck_engine_is_no_evidence_and_the_slo_is_not_said_to_hold(policy: str, stuck: dict[str, Any]) -> None:
-    cluster = Cluster(make_loop(policy)).run(5)
-    before = cluster.status.mode
-    cluster.run(20, **stuck, oldest_wait_s=20.0, waiting=9, waiting_tokens=9000)
-    status = cluster.status
-    assert (status.mode, status.last_reason, status.replicas[0].stale) == (before, "held_by_quorum", True)
-    assert "engine" in str(status.replicas[0].fault)
-
-
-@pytest.mark.parametrize("stuck", STUCK, ids=str)
-@pytest.mark.parametrize("policy", ADAPTIVE)
-def test_beside_healthy_replicas_a_stuck_engine_is_named(policy: str, stuck: dict[str, Any]) -> None:
-    cluster = Cluster(make_loop(policy), ("r0", "r1", "r2")).run(5).run(5, each={"r2": stuck})
-    assert cluster.status.last_reason == "engine_stuck"
-    assert [replica.stale for replica in cluster.status.replicas] == [False, False, True]
-    hot = {"oldest_wait_s": 2.0, "waiting": 20, "waiting_tokens": 9000}
-    assert cluster.run(5, **hot, each={"r2": stuck}).modes == {FP8}  # the others are evidence enough
-    assert cluster.run(30, tokens_per_s=300, each={"r2": stuck}).modes == {FP8}  # and it may be the loaded one
-    assert cluster.status.last_reason == "held_by_stale_replica"
-
-
 def test_a_long_step_does_not_make_an_engine_stuck() -> None:
     cluster = Cluster(make_loop("threshold")).run(5)
     cluster.run(3, stats_age_s=4.0, progress_age_s=4.0, oldest_wait_s=2.0, waiting=20, waiting_tokens=9000)

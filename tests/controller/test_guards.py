@@ -31,7 +31,7 @@ def judge(
     return guarded_decide(
         spec,
         Observation(now_s=now_s, replicas=replicas, current=current),
-        spec.start(config)[1],
+        spec.start(),
         config,
         state or GuardState(),
     )

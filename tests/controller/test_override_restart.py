@@ -46,33 +46,6 @@ def test_what_remains_of_its_time_survives_and_the_time_without_a_controller_cou
     assert cluster.status.override is None
 
 
-@pytest.mark.parametrize("heard_in_order", [("r0", "r1"), ("r1", "r0")])
-def test_an_override_of_one_replica_survives_for_that_replica_alone(heard_in_order: tuple[str, ...]) -> None:
-    cluster = Cluster(make_loop(), heard_in_order).run(3)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, replica_id="r1"))
-    restarted(cluster.run(1), after_s=1.0).run(2)
-    assert cluster.mode_of == {"r0": FP16, "r1": FP8}
-    assert set(cluster.status.replica_overrides) == {"r1"}
-    assert cluster.status.override is None
-
-
-@pytest.mark.parametrize("ends_after_s", [10.0, 3.0])  # when the new controller is there, and before
-@pytest.mark.parametrize("alone", [("r0",), ("r0", "r1")])
-def test_an_order_for_all_survives_beside_orders_for_single_replicas(
-    alone: tuple[str, ...], ends_after_s: float
-) -> None:
-    """Also where every replica has one of its own, so that none does what the one for all says."""
-    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, ttl_s=60.0))
-    for replica_id in alone:
-        cluster.carry_out(cluster.loop.override(cluster.now_s, FP16, ttl_s=ends_after_s, replica_id=replica_id))
-    restarted(cluster.run(1), after_s=4.0).run(1)
-    assert set(cluster.status.replica_overrides) == (set(alone) if ends_after_s > 6 else set())
-    assert cluster.status.override is not None
-    assert cluster.status.override.remaining_s == pytest.approx(54.0, abs=0.3)
-    assert cluster.run(8).mode_of == {"r0": FP8, "r1": FP8}  # those for single ones are over
-
-
 def test_what_was_handed_back_does_not_come_again() -> None:
     cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
     cluster.carry_out(cluster.loop.override(cluster.now_s, FP8))
@@ -99,10 +72,9 @@ def test_the_operators_word_to_the_new_controller_counts_more() -> None:
     assert cluster.modes == {FP16}
 
 
-@pytest.mark.parametrize("scope", [None, "r1"])
-def test_replicas_that_come_back_late_bring_the_override_with_them(scope: str | None) -> None:
+def test_replicas_that_come_back_late_bring_the_override_with_them() -> None:
     cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16, replica_id=scope))
+    cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
     cluster.run(1)
     restarted(cluster)
     cluster.silent = {"r0", "r1"}
@@ -110,19 +82,16 @@ def test_replicas_that_come_back_late_bring_the_override_with_them(scope: str | 
     assert cluster.mode_of["r1"] is FP16, "nobody has said otherwise"
     cluster.silent = set()
     cluster.run(6, **HOT)
-    assert cluster.mode_of == {"r0": FP8 if scope else FP16, "r1": FP16}
+    assert cluster.modes == {FP16}
 
 
 @pytest.mark.parametrize("mode", [FP16, FP8])
-@pytest.mark.parametrize("scope", [None, "r1"])
-def test_an_override_holds_without_a_controller_until_its_own_time_is_over(
-    mode: DirectiveMode, scope: str | None
-) -> None:
+def test_an_override_holds_without_a_controller_until_its_own_time_is_over(mode: DirectiveMode) -> None:
     cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, mode, ttl_s=60.0, replica_id=scope))
+    cluster.carry_out(cluster.loop.override(cluster.now_s, mode, ttl_s=60.0))
     cluster.run(1)
     cluster.now_s += 50.0
-    assert cluster.mode_of == {"r0": AUTO if scope else mode, "r1": mode}
+    assert cluster.modes == {mode}
     cluster.now_s += 20.0
     assert cluster.modes == {AUTO}
 
@@ -137,14 +106,10 @@ def test_a_lapsed_override_is_no_reason_to_leave_it_when_the_controller_is_back(
         assert cluster.run(0.1, **HOT).modes == {FP16}
 
 
-def test_a_follower_keeps_its_own_order_and_counts_down() -> None:
+def test_a_follower_keeps_an_order_and_counts_down() -> None:
     follower = DirectiveFollower("r1", *ControllerConfig().lapsed)
     assert follower.order(0.0) is None
-    for_all, own = StandingOrder(mode=FP8), StandingOrder(mode=FP16, remaining_s=10.0, for_all=False)
-    directive = Directive(epoch=1, mode=FP16, lease_s=1, reason="", order=own, order_for_all=for_all)
-    follower.on_directive(5.0, directive)
-    assert follower.order(9.0) == StandingOrder(mode=FP16, remaining_s=6.0, for_all=False)  # the lease has run out
-    assert follower.order_for_all(9.0) == for_all
-    assert follower.order(15.0) == StandingOrder(mode=FP16, remaining_s=0.0, for_all=False)  # over, and it was its own
-    follower.on_directive(16.0, directive.model_copy(update={"order": for_all, "order_for_all": None}))
-    assert (follower.order(99.0), follower.order_for_all(99.0)) == (for_all, None)
+    order = StandingOrder(mode=FP16, remaining_s=10.0)
+    follower.on_directive(5.0, Directive(epoch=1, mode=FP16, lease_s=1, reason="", order=order))
+    assert follower.order(9.0) == StandingOrder(mode=FP16, remaining_s=6.0)  # the lease has run out
+    assert follower.order(15.0) == StandingOrder(mode=FP16, remaining_s=0.0)  # over

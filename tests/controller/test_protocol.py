@@ -6,7 +6,7 @@ import pytest
 
 from controller.config import ControllerConfig
 from controller.messages import Directive, DirectiveAck, Fallback
-from controller.protocol import Content, DirectiveFollower, DirectivePublisher
+from controller.protocol import Content, DirectiveFollower, DirectivePublisher, Terms
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 
@@ -16,7 +16,7 @@ FALLBACK = ControllerConfig().lapsed
 
 
 def make_publisher(mode: DirectiveMode = FP16, **options: Any) -> DirectivePublisher:
-    return DirectivePublisher(LEASE_S, mode, **options)
+    return DirectivePublisher(Terms(LEASE_S), mode, **options)
 
 
 def make_directive(epoch: int, mode: DirectiveMode = FP8, rule: StepRule | None = None) -> Directive:
@@ -27,32 +27,21 @@ def make_directive(epoch: int, mode: DirectiveMode = FP8, rule: StepRule | None 
 
 
 @pytest.mark.parametrize(
-    ("second", "changed", "accepted", "reason", "in_force"),
+    ("second", "changed", "accepted", "in_force"),
     [
-        (make_directive(4, FP16), False, False, "older_epoch", (5, FP8)),
-        (make_directive(5, FP8), False, True, "renewed", (5, FP8)),
-        (make_directive(5, FP16), False, False, "conflict", (5, FP8)),
-        (make_directive(5, FP8, StepRule(fp8_step_tokens=1)), False, False, "conflict", (5, FP8)),
-        (make_directive(6, FP8), False, True, "applied", (6, FP8)),
-        (make_directive(6, FP16), True, True, "applied", (6, FP16)),
+        (make_directive(4, FP16), False, False, (5, FP8)),
+        (make_directive(5, FP8), False, True, (5, FP8)),
+        (make_directive(6, FP8), False, True, (6, FP8)),
+        (make_directive(6, FP8, StepRule(fp8_step_tokens=1)), True, True, (6, FP8)),
+        (make_directive(6, FP16), True, True, (6, FP16)),
     ],
 )
-def test_follower_table(
-    second: Directive, changed: bool, accepted: bool, reason: str, in_force: tuple[int, DirectiveMode]
-) -> None:
+def test_follower_table(second: Directive, changed: bool, accepted: bool, in_force: tuple[int, DirectiveMode]) -> None:
     follower = DirectiveFollower("r", *FALLBACK)
     assert follower.on_directive(0.0, make_directive(5, FP8))[0] is True
     assert follower.on_directive(1.0, second) == (
         changed,
-        DirectiveAck(
-            replica_id="r",
-            epoch=in_force[0],
-            directive=in_force[1],
-            accepted=accepted,
-            reason=reason,
-            rule=StepRule(),
-            admission_scale=1.0,
-        ),
+        DirectiveAck(replica_id="r", epoch=in_force[0], directive=in_force[1]),
     )
     now = follower.in_force(1.0)
     assert (now.epoch, now.mode) == in_force
@@ -64,55 +53,46 @@ def test_a_follower_starts_in_its_fallback() -> None:
     now = follower.in_force(0.0)
     assert (now.mode, now.rule, now.epoch, now.expired) == (*FALLBACK, 0, True)
     assert follower.lease_remaining_s(0.0) == 0
-    assert follower.on_timer(100.0) is False  # nothing has expired: nothing was ever in force
 
 
-def test_a_lease_that_runs_out_is_told_once_and_a_renewal_restores_the_directive() -> None:
+def test_a_lease_runs_out_and_a_renewal_restores_the_directive() -> None:
     follower = DirectiveFollower("r", *FALLBACK)
     follower.on_directive(0.0, make_directive(5))
-    assert follower.on_timer(1.99) is False
-    assert follower.on_timer(2.0) is True
-    assert follower.on_timer(2.1) is False
+    assert [follower.in_force(now_s).expired for now_s in (1.99, 2.0)] == [False, True]
     assert (follower.in_force(2.1).mode, follower.in_force(2.1).epoch) == (AUTO, 5)
     changed, ack = follower.on_directive(3.0, make_directive(5))
-    assert (changed, ack.accepted, ack.directive) == (True, True, FP8)
-    assert follower.on_timer(5.0) is True
+    assert (changed, ack.directive) == (True, FP8)
+    assert [follower.in_force(now_s).expired for now_s in (4.99, 5.0)] == [False, True]
 
 
 # -- publisher ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("epoch", "directive", "expired", "new_epoch", "acked"),
+    ("known", "epoch", "expired", "new_epoch", "acked"),
     [
-        (5, FP16, False, 5, True),
-        (4, FP16, False, 5, False),
-        (0, AUTO, False, 5, False),
-        (57, FP8, False, 58, False),
-        (57, FP16, False, 58, False),
-        (5, FP8, False, 6, False),
-        (5, FP16, True, 6, False),
-        (4, FP16, True, 5, False),
+        (True, 5, False, 5, True),
+        (True, 5, True, 5, False),
+        (True, 4, False, 5, False),
+        (True, 0, False, 5, False),
+        (True, 57, False, 58, False),
+        (False, 57, False, 58, False),
+        (False, 5, False, 6, False),  # another controller has told it
+        (False, 4, True, 5, False),
     ],
 )
-def test_publisher_table(epoch: int, directive: DirectiveMode, expired: bool, new_epoch: int, acked: bool) -> None:
+def test_publisher_table(known: bool, epoch: int, expired: bool, new_epoch: int, acked: bool) -> None:
     publisher = make_publisher(epoch=5)
-    publisher.on_report(1.0, "r", epoch, directive, expired=expired)
-    assert (publisher.epoch, publisher.mode, publisher.acked("r")) == (new_epoch, FP16, acked)
-
-
-def test_a_refusal_for_conflict_raises_the_epoch_and_one_for_age_does_not() -> None:
-    publisher = make_publisher(epoch=5)
-    ack = DirectiveAck(replica_id="r", epoch=5, directive=FP16, accepted=False, reason="older_epoch")
-    publisher.on_ack(0.0, ack)
-    assert (publisher.epoch, publisher.acked("r")) == (5, True)
-    publisher.on_ack(0.0, ack.model_copy(update={"reason": "conflict"}))
-    assert (publisher.epoch, publisher.acked("r")) == (6, False)
+    if known:
+        publisher.on_report(0.0, "r", 0, AUTO)
+    publisher.on_report(1.0, "r", epoch, FP16, expired=expired)
+    assert (publisher.epoch, publisher.content.mode, publisher.acked("r")) == (new_epoch, FP16, acked)
 
 
 def test_a_word_that_an_acknowledgement_has_overtaken_takes_it_back_no_more() -> None:
     publisher = make_publisher()
-    publisher.on_report(0.0, "r0", 1, FP16)
+    publisher.on_report(0.0, "r0", 0, FP16)
+    publisher.on_report(0.1, "r0", 1, FP16)
     publisher.set_content(1.0, Content(FP8), "")
     publisher.on_report(1.1, "r0", publisher.epoch, FP8)
     publisher.on_report(1.2, "r0", 1, FP16)  # a snapshot that was on its way
@@ -123,7 +103,7 @@ def test_a_word_that_an_acknowledgement_has_overtaken_takes_it_back_no_more() ->
 
 def test_each_replica_is_told_its_own_mode_and_to_go_on_with_it_under_a_policy_that_says_so() -> None:
     publisher = make_publisher()
-    publisher.set_terms(LEASE_S, None, Fallback(), goes_on=True)
+    publisher.set_terms(Terms(LEASE_S, fallback=Fallback(), goes_on=True))
     publisher.set_content(1.0, Content(FP16, exceptions={"r1": FP8}), "x")
     told = [publisher.directive_for(name) for name in ("r0", "r1")]
     assert [(each.mode, each.epoch, each.lease_s) for each in told] == [(FP16, 2, LEASE_S), (FP8, 2, LEASE_S)]

@@ -11,7 +11,6 @@ from controller_builders import make_snapshot
 from test_actor import FAST, drive
 from test_loop_operation import LADDER
 
-from controller.audit import Rung
 from controller.config import ControllerConfig
 from controller.messages import Directive
 from controller.protocol import DirectiveFollower
@@ -74,30 +73,6 @@ def test_the_first_answer_of_a_restarted_controller_changes_nothing() -> None:
     drive(test, config={**FAST, "ladder": {"shed": True}})
 
 
-def test_a_dead_replicas_order_ends_or_can_be_taken_back() -> None:
-    cluster = Cluster(make_loop("static_fp16"), ("r0", "r1")).run(1)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, replica_id="r1"))
-    cluster.run(1)
-    del cluster.followers["r1"]  # Serve's replacement has another name
-    cluster.followers["r2"] = follower("r2")
-    cluster.run(60)
-    if "r1" in cluster.status.replica_overrides:
-        cluster.carry_out(cluster.loop.override(cluster.now_s, AUTO, replica_id="r1"))
-    assert (cluster.status.rung, cluster.status.exceptions) == (Rung.NONE, {})
-
-
-def test_a_truncated_file_is_no_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "service.yaml"
-    path.write_text("model:\n  id: x\ncontroller:\n")  # cut there: a section with no keys would be all defaults
-
-    async def test(actor: Any, replicas: Any) -> None:
-        status = await actor.status()
-        assert status["policy"] == "static_fp8"
-        assert "expected a mapping" in status["config_error"]
-
-    drive(test, config={"policy": {"name": "static_fp8"}}, config_path=path)
-
-
 def test_a_file_that_was_half_written_at_the_start_is_read_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "service.yaml"
     path.write_text("controller:\n  policy: {name: sta")
@@ -125,12 +100,3 @@ def test_what_is_adopted_respects_the_floor_of_the_new_file() -> None:
     assert cluster.last.admission < 0.3
     cluster.loop = make_loop("threshold", ladder={"shed": True, "min_admission_scale": 0.5})
     assert cluster.run(1, **HOT).last.admission >= 0.5  # a reload would see to it
-
-
-def test_an_order_for_one_that_ended_meanwhile_is_not_adopted_for_all() -> None:
-    cluster = Cluster(make_loop(), ("r0", "r1")).run(3)
-    cluster.carry_out(cluster.loop.override(cluster.now_s, FP8, ttl_s=5.0, replica_id="r0"))
-    cluster.run(4.5)
-    cluster.now_s = round(cluster.now_s + 1.0, 6)
-    cluster.loop = make_loop()
-    assert cluster.run(1).modes == {FP16}

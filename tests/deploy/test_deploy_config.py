@@ -45,10 +45,6 @@ def test_shipped_configurations_are_valid_and_listen_on_loopback(path, tmp_path)
     [
         ({"modle": {}}, "modle: unknown key"),
         ({"engine__max_seqs": 4}, "engine.max_seqs: unknown key"),
-        (
-            {"engine__slo": {"ttft_ms": 100}},
-            "engine: slo belongs to the controller, which directs every engine: set controller.slo",
-        ),
         ({"engine__weights": "three_copies"}, "engine.weights"),
         ({"engine__max_num_batched_tokens": 16, "engine__max_num_seqs": 32}, "must be at least"),
         ({"model__path": "models/nothing"}, "no config.json"),

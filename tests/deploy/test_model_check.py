@@ -102,15 +102,14 @@ def test_a_parser_of_tool_calls_is_used_without_another_word():
     assert "hermes" in ToolParserManager.list_registered()
 
 
-def test_an_unknown_architecture(tmp_path, model):
-    change(model, architectures=["NoSuchForCausalLM"])
-    assert "NoSuchForCausalLM" in (sentence := refused(configured(tmp_path, model)))
+@pytest.mark.parametrize(
+    ("more", "said"), [({}, "NoSuchForCausalLM"), ({"model_type": "nosuch"}, "model type `nosuch`")]
+)
+def test_an_unknown_model(tmp_path, model, more, said):
+    change(model, architectures=["NoSuchForCausalLM"], **more)
+    sentence = refused(configured(tmp_path, model))
+    assert said in sentence
     assert "serve a model that vLLM" in sentence
-
-
-def test_an_unknown_model_type(tmp_path, model):
-    change(model, architectures=["NoSuchForCausalLM"], model_type="nosuch")
-    assert "model type `nosuch`" in refused(configured(tmp_path, model))
 
 
 def test_a_missing_tokenizer(tmp_path, model):

@@ -60,8 +60,7 @@ def test_of_what_dies_or_stands_still_no_request_hangs_and_none_looks_whole_that
     engines = [
         each for victim in victims for each in victim.children(recursive=True) if each.name() == "VLLM::EngineCor"
     ]
-    # On a connection that is kept open a request may meet its end when HAProxy starts anew with other replicas.
-    with SteadyLoad([URL], PER_S, keeps=False) as load:
+    with SteadyLoad([URL], PER_S) as load:
         assert wait_until(lambda: len(load.answers) >= 8, 60)
         assert wait_until(lambda: all(r["running"] for r in status(client)["replicas"]), 60, 0.02), "both have some"
         began_s = time.monotonic()

@@ -37,8 +37,7 @@ def test_times_count_from_the_arrival_to_the_bytes_written(meter, clock):
     assert (ttft.count, ttft.p50_ms) == (1, pytest.approx(100, rel=0.02))
     assert (tpot.count, tpot.p90_ms) == (2, pytest.approx(30, rel=0.02))
     assert meter.stats(clock.now_s).wait_p90_ms == pytest.approx(20, rel=0.02)
-    assert meter.take_finished() == [(pytest.approx(0.1), pytest.approx(0.06 / 4), None, None)]
-    assert meter.take_finished() == []
+    assert (meter.slo_evaluated, meter.within_slo) == (1, 1), "100 ms, and 60 ms over four tokens"
     assert meter.stats(clock.now_s).open_streams == 0
 
 
@@ -53,7 +52,7 @@ def test_a_client_that_does_not_read_is_seen_and_says_nothing_about_the_service(
     assert meter.stats(clock.now_s).paused_streams == 0
     passage.finished()
     assert meter.windows(clock.now_s)[1].count == 0
-    assert meter.take_finished() == []
+    assert meter.slo_evaluated == 0
 
 
 def test_an_answer_in_one_piece_has_the_engines_times_and_the_wait_before_it(meter, clock):
@@ -66,8 +65,9 @@ def test_an_answer_in_one_piece_has_the_engines_times_and_the_wait_before_it(met
     )
     passage.finished_outputs.append(SimpleNamespace(metrics=metrics))
     passage.observe()
-    assert meter.take_finished() == [(pytest.approx(0.2), pytest.approx(0.1), None, None)]
-    assert meter.windows(clock.now_s)[0].p50_ms == pytest.approx(200, rel=0.02)
+    ttft, tpot = meter.windows(clock.now_s)
+    assert (ttft.p50_ms, tpot.p50_ms) == (pytest.approx(200, rel=0.02), pytest.approx(100, rel=0.02))
+    assert (meter.slo_evaluated, meter.within_slo) == (1, 0)
 
 
 def test_the_way_back_from_the_engine_is_not_known_before_something_went_it(meter, clock):

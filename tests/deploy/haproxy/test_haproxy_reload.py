@@ -110,3 +110,20 @@ def test_the_next_request_on_a_connection_that_was_open_at_a_reload_comes_to_the
             connection.request("GET", "/")
             second = connection.getresponse()
             assert (second.status, second.read()) == (200, b"new")
+
+
+def test_a_connection_that_was_idle_at_a_reload_takes_one_more_request_and_is_told_to_close(folder, replicas):
+    with in_front(folder, app=[replicas(ok("old"))]) as (node, port):
+        up(port)
+        first = haproxies(folder)[0]
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        with contextlib.closing(connection):
+            connection.request("GET", "/")
+            assert connection.getresponse().read() == b"old"
+            render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
+            node.reload(first.pid)
+            assert wait_until(lambda: says(port, b"new"), 10, 0.02)
+            connection.request("GET", "/")
+            answer = connection.getresponse()
+            assert (answer.status, answer.read(), answer.getheader("connection")) == (200, b"new", "close")
+        assert wait_until(lambda: not lives(first), 10), "nothing keeps it"

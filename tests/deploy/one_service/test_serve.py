@@ -133,18 +133,6 @@ def test_decisions_are_told_and_logged(client):
     assert client.get("/status").json()["override"] is None
 
 
-def test_one_replica_can_be_directed_alone(client):
-    first, second = sorted(r["id"] for r in direct(client, "fp16")["replicas"])
-    status = direct(client, "fp8", ttl_s=60, replica_id=second)
-    assert status["exceptions"] == {second: "fp8"}
-    modes = {r["id"]: r["directive"] for r in status["replicas"]}
-    assert modes == {first: "fp16", second: "fp8"}
-    body = {"mode": "fp8", "ttl_s": 60, "replica_id": "nobody"}
-    unknown = client.post("/admin/directive", json=body)
-    assert (unknown.status_code, "expected one of the replicas" in unknown.text) == (400, True)
-    assert direct(client, "auto")["replica_overrides"] == {}
-
-
 def test_the_status_counts_what_was_judged_and_how_long_directives_took(client):
     for mode in ("fp8", "fp16", "fp8", "auto"):
         status = direct(client, mode)
@@ -163,9 +151,6 @@ def test_the_configuration_is_taken_up_again_without_a_restart(client, service):
         assert (response.status_code, "controller.polcy: unknown key" in response.text) == (400, True)
         assert client.get("/status").json()["policy"] == "static_fp8"
     assert client.get("/status").json()["config_loads"] == loads + 2
-
-
-# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
