@@ -219,7 +219,7 @@ def test_two_ranks_serve_both_classes_of_a_mixture_and_pins_hold(family):
         {"mode": "fp16", "prompts": PROMPTS},
         {"mode": "fp8", "prompts": PROMPTS},
         {"mode": "fp8", "prompts": PROMPTS, "extra_args": {"precision": "fp16"}},
-        {"mode": "auto", "rule": {"fp8_step_tokens": 8}, "prompts": PROMPTS},
+        {"mode": "auto", "fp8_above_tokens": 8, "prompts": PROMPTS},
         {"mode": "fp16", "prompts": PROMPTS},
     ]
     common = {"enforce_eager": True, "enable_prefix_caching": False, "seed": 0}

@@ -51,10 +51,12 @@ class Oracle:
 
     def __init__(self, seed: int, *, async_scheduling: bool, costs: StepCosts | None, drafts: int = 0) -> None:
         self.random = random.Random(seed)
+        blocks = self.random.choice([14, 20, 40])
+        self.budget_tokens = self.random.choice([max(32, 8 * (1 + drafts)), 64, 2048])
         self.engine = Engine(
-            blocks=self.random.choice([14, 20, 40]),
+            blocks=blocks,
             async_scheduling=async_scheduling,
-            max_num_batched_tokens=self.random.choice([max(32, 8 * (1 + drafts)), 64, 2048]),
+            max_num_batched_tokens=self.budget_tokens,
             max_num_seqs=8,
             scheduling_policy=self.random.choice(["fcfs", "priority"]),
             enable_lora=True,
@@ -95,7 +97,7 @@ class Oracle:
         self.directive = self.random.choice(["fp16", "fp8", "auto"])
         rule: dict[str, float] = {}
         if self.directive == "auto" and self.random.random() < 0.2:
-            rule = {"fp8_step_tokens": self.random.choice([1, 5, 20])}
+            rule = {"fp8_budget_fraction": self.random.choice([1, 5, 20]) / self.budget_tokens}
         elif self.directive == "auto" or (self.directive == "fp16" and self.random.random() < 0.5):
             exact = "" if self.directive == "auto" else "exact_"
             rule = {

@@ -100,7 +100,7 @@ def test_every_token_is_accounted_for_and_nothing_is_left_behind(seed: int, rate
 
 
 def test_pins_and_step_rule_decide_like_the_live_engine():
-    rule = StepRule(fp8_step_tokens=500)
+    rule = StepRule(fp8_budget_fraction=0.25)
     engine = Engine(make_table())
     engine.directive, engine.rule = DirectiveMode.AUTO, rule
     small, large = make_requests((0.0, 100, 3), (1.0, 1000, 3))

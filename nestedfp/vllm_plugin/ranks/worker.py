@@ -125,7 +125,7 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
         return output if self._step_ends is None else self._step_ends.after(output)
 
     def compile_or_warm_up_model(self) -> Any:
-        drafts.precede(self.model_runner, lambda: ops.set_mode(Mode.FP16))
+        drafts.precede(self.model_runner, self._before_drafts)
         result = super().compile_or_warm_up_model()
         ops.set_mode(Mode.FP16)
         is_whole = self.parallel_config.pipeline_parallel_size == 1  # else no rank sees a whole step
@@ -142,8 +142,12 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
         self._warm = True
         if not current_platform.is_cpu():
             self._step_ends = StepEnds()
-            drafts.precede(self.model_runner, self._step_ends.mark_before_drafts)
         return result
+
+    def _before_drafts(self) -> None:
+        if self._step_ends is not None:
+            self._step_ends.mark_before_drafts()
+        ops.set_mode(Mode.FP16)
 
     def reload_weights(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: CUDA graphs and compiled models hold the addresses of the planes and the outlier lists."""

@@ -13,7 +13,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.rows.row_state import MOST_PLANNED, fullness
-from nestedfp.steps.step_rule import StepRule, StepSignals, choose
+from nestedfp.steps.step_rule import StepRule, choose
 from nestedfp.vllm_plugin.directives import directive_receiver
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
 from nestedfp.vllm_plugin.scheduling.deadline_watch import steady_s
@@ -39,7 +39,7 @@ class PrecisionMixin(EngineControl):
         output = (
             super().schedule(*args, **kwargs)
             if deadlines_s is None
-            else self._schedule_by_row(deadlines_s, rule.tpot_grace_tokens, *args, **kwargs)
+            else self._schedule_as_planned(deadlines_s, rule.tpot_grace_tokens, *args, **kwargs)
         )
         self._see_unblocked()
         planned, self._planned = self._planned, None
@@ -87,15 +87,15 @@ class PrecisionMixin(EngineControl):
     ) -> tuple[Collection[str], str]:
         """Return the requests of a filled step whose rows run FP16, all or none but the pinned ones, and why."""
         pinned = self._pinned.keys() & scheduled.keys()
-        signals = StepSignals(tokens, has_pinned=bool(pinned) and not self._can_mix, budget_tokens=self._budget_tokens)
-        choice = choose(signals, directive, rule, self._step_costs)
-        if choice.mode is Mode.FP16 or self._fp16_only:
-            return scheduled.keys(), choice.reason
+        has_pinned = bool(pinned) and not self._can_mix
+        mode, reason = choose(tokens, self._budget_tokens, directive, rule, self._step_costs, has_pinned=has_pinned)
+        if mode is Mode.FP16 or self._fp16_only:
+            return scheduled.keys(), reason
         if pinned and not self._watch.times.classes_pay(
             rows := sum(scheduled[rid] for rid in pinned), tokens - rows, with_prompts=with_prompts
         ):
             return scheduled.keys(), "pinned"
-        return pinned, choice.reason
+        return pinned, reason
 
     def _of_planned(self, planned: RowStep, scheduled: dict[str, int]) -> Collection[str]:
         """Return the requests of a planned step whose rows run FP16."""
@@ -109,7 +109,7 @@ class PrecisionMixin(EngineControl):
         # vLLM may have left out, or taken, another one than planned.
         return scheduled.keys() if exact and not self._can_mix else exact
 
-    def _schedule_by_row(self, deadlines_s: tuple[float, float], grace: int, *args: Any, **kwargs: Any) -> Any:
+    def _schedule_as_planned(self, deadlines_s: tuple[float, float], grace: int, *args: Any, **kwargs: Any) -> Any:
         """Plan a step and have vLLM fill it so: prompts that are not to begin stay out of its sight meanwhile."""
         skipped = self._passed_over
         for request in reversed(list(self._in_turn(skipped))):  # no longer blocked: they wait as the others do
