@@ -1,13 +1,11 @@
-// The ops that make and rearrange planes: split, join, histogram, pack, join_rows. They run once per layer,
-// while loading or offline.
+// The ops that make and rearrange planes: split, join, pack, join_rows. They run once per layer, while
+// loading or offline.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
-#include <vector>
 
 #include "checks.h"
 #include "cpu/kernels/kernels.h"
@@ -119,36 +117,6 @@ Tensor join_cpu(Tensor upper, Tensor lower) {
     return weight;
 }
 
-Tensor histogram_cpu(Tensor weight) {
-    const char* const op = "nestedfp::histogram";
-    check_cpu(op, "weight", weight);
-    check_contiguous(op, "weight", weight);
-    STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Half || weight.scalar_type() == ScalarType::BFloat16, op,
-                    ": expected weight of float16 or bfloat16");
-    constexpr int64_t kPatterns = 1 << 16;
-    constexpr int64_t kTask = 1 << 20;  // elements that are worth a histogram of their own
-    STD_TORCH_CHECK(weight.numel() <= UINT32_MAX, op, ": expected at most 2^32 - 1 elements, got ", weight.numel());
-    const int64_t shape[] = {kPatterns};
-    const Tensor counts = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Long);
-    auto* const totals = static_cast<int64_t*>(counts.mutable_data_ptr());
-    std::fill_n(totals, kPatterns, 0);
-    const auto* const words = static_cast<const uint16_t*>(weight.const_data_ptr());
-    std::mutex adding;
-    torch::stable::parallel_for(0, weight.numel(), kTask, [&](int64_t begin, int64_t end) {
-        // Two, so that equal neighbours do not wait for each other's sum.
-        std::vector<uint32_t> even(kPatterns), odd(kPatterns);
-        int64_t i = begin;
-        for (; i + 1 < end; i += 2) {
-            ++even[words[i]];
-            ++odd[words[i + 1]];
-        }
-        if (i < end) ++even[words[i]];
-        const std::lock_guard<std::mutex> lock(adding);
-        for (int64_t p = 0; p < kPatterns; ++p) totals[p] += int64_t{even[p]} + odd[p];
-    });
-    return counts;
-}
-
 std::tuple<Tensor, Tensor> pack_cpu(Tensor upper, Tensor lower) {
     const char* const op = "nestedfp::pack";
     check_planes(op, upper, lower);
@@ -217,7 +185,6 @@ Tensor join_rows_cpu(Tensor upper, Tensor lower, int64_t n, int64_t k, int64_t f
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
     m.impl("split", TORCH_BOX(&nestedfp::split_cpu));
     m.impl("join", TORCH_BOX(&nestedfp::join_cpu));
-    m.impl("histogram", TORCH_BOX(&nestedfp::histogram_cpu));
     m.impl("pack", TORCH_BOX(&nestedfp::pack_cpu));
     m.impl("join_rows", TORCH_BOX(&nestedfp::join_rows_cpu));
 }

@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 from nestedfp.checkpoint import DTYPE_BYTES
 
@@ -22,13 +23,13 @@ def header_of(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, int]]:
     """Return the header of a file with these tensors, type and shape by name, and where in the file each begins."""
-    entries, end = {}, 0
+    entries: dict[str, Any] = {}
+    places, end = {}, 0
     for name in in_file_order({name: dtype for name, (dtype, _) in tensors.items()}):
         dtype, shape = tensors[name]
-        begin, end = end, end + DTYPE_BYTES[dtype] * prod(shape)
-        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+        places[name], end = end, end + DTYPE_BYTES[dtype] * prod(shape)
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [places[name], end]}
     head = {"__metadata__": metadata} if metadata else {}
     raw = json.dumps({**head, **entries}, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-len(raw) % 8)
-    places = {name: 8 + len(raw) + entry["data_offsets"][0] for name, entry in entries.items()}
-    return struct.pack("<Q", len(raw)) + raw, places
+    return struct.pack("<Q", len(raw)) + raw, {name: 8 + len(raw) + begin for name, begin in places.items()}

@@ -131,11 +131,3 @@ def test_the_compiled_join_gives_every_pattern_back():
     weight = patterns[patterns.abs() <= LIMIT].view(2, -1).contiguous()
     joined = ops.join(*split(weight))
     assert torch.equal(joined.view(torch.int16), weight.view(torch.int16))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("count", [0, 1, 7, (1 << 21) + 1])
-def test_the_histogram_counts_patterns(dtype, count):
-    weight = torch.randint(-(1 << 15), 1 << 15, (count,), dtype=torch.int16)
-    expected = torch.bincount(weight.to(torch.int64) & 0xFFFF, minlength=1 << 16)
-    assert torch.equal(ops.histogram(weight.view(dtype)), expected)
