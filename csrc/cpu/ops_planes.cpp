@@ -39,25 +39,24 @@ int64_t packed_place(int64_t row, int64_t col, int64_t k) {
     return pair * cpu::kPairBytes + row % cpu::kPanel * 2 + col % 2;
 }
 
-// A block of whole pairs of one panel of 16 rows that all exist: 16-bit pairs are transposed from rows to panel order.
-// Small enough for the first-level cache, so that memory is read and written in whole lines.
+// Pairs of one panel are transposed from rows to panel order in blocks, small enough for the first-level cache, so that
+// memory is read and written in whole lines.
 constexpr int64_t kBlockPairs = 32;
 
-// A plane's pairs [pair_begin, pair_end) of the panel whose first row is at `rows`, through `convert` (a byte to a
-// byte).
+// A plane's pairs [pair_begin, pair_end) of the panel whose `row_count` rows begin at `rows`, through `convert` (a byte
+// to a byte); what lies past the rows or columns is 0.
 template <class Convert>
-void pack_block(const uint8_t* rows, int64_t k, int64_t pair_begin, int64_t pair_end, uint8_t* panel,
+void pack_block(const uint8_t* rows, int64_t row_count, int64_t k, int64_t pair_begin, int64_t pair_end, uint8_t* panel,
                 const Convert& convert) {
-    uint8_t block[cpu::kPanel][2 * kBlockPairs];
-    const int64_t pairs = pair_end - pair_begin;
-    for (int64_t row = 0; row < cpu::kPanel; ++row) {
+    uint8_t block[cpu::kPanel][2 * kBlockPairs] = {};
+    const int64_t columns = std::min(2 * pair_end, k) - 2 * pair_begin;
+    for (int64_t row = 0; row < row_count; ++row) {
         const uint8_t* const in = rows + row * k + 2 * pair_begin;
-        for (int64_t i = 0; i < 2 * pairs; ++i) block[row][i] = convert(in[i]);
+        for (int64_t i = 0; i < columns; ++i) block[row][i] = convert(in[i]);
     }
-    uint8_t* const out = panel + pair_begin * cpu::kPairBytes;
-    for (int64_t pair = 0; pair < pairs; ++pair) {
+    for (int64_t pair = pair_begin; pair < pair_end; ++pair) {
         for (int64_t row = 0; row < cpu::kPanel; ++row) {
-            std::memcpy(out + pair * cpu::kPairBytes + 2 * row, &block[row][2 * pair], 2);
+            std::memcpy(panel + pair * cpu::kPairBytes + 2 * row, &block[row][2 * (pair - pair_begin)], 2);
         }
     }
 }
@@ -128,33 +127,20 @@ std::tuple<Tensor, Tensor> pack_cpu(Tensor upper, Tensor lower) {
     const uint8_t* const lower_in = const_bytes_of(lower);
     uint8_t* const upper_out = bytes_of(packed_upper);
     uint8_t* const lower_out = bytes_of(packed_lower);
-    if (n % cpu::kPanel == 0 && k % 2 == 0) {
-        const int64_t pairs = cpu::pair_count(k);
-        torch::stable::parallel_for(
-            0, cpu::panel_count(n), kGrain / (cpu::kPanel * k) + 1, [&](int64_t begin, int64_t end) {
-                for (int64_t panel = begin; panel < end; ++panel) {
-                    const int64_t in = panel * cpu::kPanel * k;
-                    const int64_t out = panel * pairs * cpu::kPairBytes;
-                    for (int64_t pair = 0; pair < pairs; pair += kBlockPairs) {
-                        const int64_t stop = std::min(pair + kBlockPairs, pairs);
-                        pack_block(upper_in + in, k, pair, stop, upper_out + out, [](uint8_t byte) { return byte; });
-                        pack_block(lower_in + in, k, pair, stop, lower_out + out, residual_byte);
-                    }
+    const int64_t pairs = cpu::pair_count(k);
+    torch::stable::parallel_for(
+        0, cpu::panel_count(n), kGrain / (cpu::kPanel * k) + 1, [&](int64_t begin, int64_t end) {
+            for (int64_t panel = begin; panel < end; ++panel) {
+                const int64_t rows = std::min<int64_t>(cpu::kPanel, n - panel * cpu::kPanel);
+                const int64_t in = panel * cpu::kPanel * k;
+                const int64_t out = panel * pairs * cpu::kPairBytes;
+                for (int64_t pair = 0; pair < pairs; pair += kBlockPairs) {
+                    const int64_t stop = std::min(pair + kBlockPairs, pairs);
+                    pack_block(upper_in + in, rows, k, pair, stop, upper_out + out, [](uint8_t byte) { return byte; });
+                    pack_block(lower_in + in, rows, k, pair, stop, lower_out + out, residual_byte);
                 }
-            });
-        return {packed_upper, packed_lower};
-    }
-    std::fill_n(upper_out, packed_upper.numel(), 0);
-    std::fill_n(lower_out, packed_lower.numel(), 0);
-    torch::stable::parallel_for(0, n, kGrain / k + 1, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-            for (int64_t col = 0; col < k; ++col) {
-                const int64_t place = packed_place(row, col, k);
-                upper_out[place] = upper_in[row * k + col];
-                lower_out[place] = residual_byte(lower_in[row * k + col]);
             }
-        }
-    });
+        });
     return {packed_upper, packed_lower};
 }
 

@@ -12,10 +12,10 @@ import pytest
 from vllm_parts import BLOCK, MODEL, Engine, RequestStatus, engine_request
 
 from nestedfp.modes import Mode
+from nestedfp.steps.rows.row_state import PromptChunk, RowPlan
 from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
-from nestedfp.vllm_plugin.scheduling.row_steps import RowStep
 
 # Steps that take as long as the scheduler itself here, so that deadlines of milliseconds decide.
 COSTS = StepCosts(
@@ -335,7 +335,7 @@ def test_a_request_that_rests_keeps_its_adapters_slot(monkeypatch):
     engine.step()
     for name, adapter in (("b", 2), ("c", None)):
         engine.add(engine_request(name, BLOCK, max_tokens=4, adapter=adapter))
-    rests = RowStep({"a": 0, "b": BLOCK, "c": BLOCK}, frozenset(), ("a",), True, "rests")
+    rests = RowPlan((), (), (PromptChunk(0, BLOCK, is_exact=True),), is_whole=True, reason="rests")
     with monkeypatch.context() as patched:
         patched.setattr(engine.scheduler._rows, "plan", lambda *args, **kwargs: rests)
         assert engine.schedule().num_scheduled_tokens == {"c": BLOCK}

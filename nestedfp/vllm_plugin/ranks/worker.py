@@ -41,7 +41,6 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
     recompilation when it changes, and all layers of a step see the same value.
     """
 
-    _warm = False
     _step_costs: StepCosts | None = None
     _fp8_share = 0.0
     nestedfp_nested_experts = False
@@ -104,12 +103,7 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
 
     def execute_model(self, scheduler_output: Any) -> Any:
         mode = getattr(scheduler_output, "nestedfp_mode", None)
-        if mode is None and self._warm and scheduler_output.total_num_scheduled_tokens:
-            raise RuntimeError(
-                "a step arrived without a precision: the engine's scheduler is not nestedfp's; leave scheduler_cls "
-                "unset so that the nestedfp plugin fills it in"
-            )
-        row_classes.begin_step(self, mode or Mode.FP16, scheduler_output)
+        row_classes.begin_step(mode or Mode.FP16, scheduler_output)
         return super().execute_model(scheduler_output)
 
     def add_lora(self, lora_request: Any) -> bool:
@@ -139,7 +133,6 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
         with failure.reported():
             self._self_check = self_check.run(self.get_model(), is_fused=self._is_fused())
         logger.info("%s", self._self_check.line())
-        self._warm = True
         if not current_platform.is_cpu():
             self._step_ends = StepEnds()
         return result
