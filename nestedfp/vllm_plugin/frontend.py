@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from nestedfp.vllm_plugin import around
+from nestedfp.hooks import around
 from nestedfp.vllm_plugin.options import KV_IS_FP8, rounds_kv
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts, total, usage_of
 from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision, asked_of

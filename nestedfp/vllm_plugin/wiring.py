@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from nestedfp.checkpoint import fingerprint, read_weights
 from nestedfp.eligible import ALL_LAYERS, REMEDY, require_fp8_layers
-from nestedfp.hooks import versions
+from nestedfp.hooks import around, versions
 from nestedfp.kernels.gpu_kernels import is_portable
-from nestedfp.vllm_plugin import around, drafts, kv_cache, short_logs
+from nestedfp.vllm_plugin import drafts, kv_cache, short_logs
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
 from nestedfp.vllm_plugin.ranks import gpu_support
 

@@ -7,7 +7,7 @@ layer has one slot more, which stays zero.
 from functools import partial
 from typing import Any
 
-from nestedfp.vllm_plugin import around
+from nestedfp.hooks import around
 
 
 def install() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
-from nestedfp.vllm_plugin import around
+from nestedfp.hooks import around
 
 _bounded_tokens = range(0)  # of steps with one split
 

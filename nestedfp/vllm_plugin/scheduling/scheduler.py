@@ -12,10 +12,10 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
+from nestedfp.hooks import around
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.rows.row_state import MOST_PLANNED, Decode, Prompt, RowState, first_due_s, fullness
 from nestedfp.steps.step_rule import StepRule, choose
-from nestedfp.vllm_plugin import around
 from nestedfp.vllm_plugin.directives import directive_receiver
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
 from nestedfp.vllm_plugin.scheduling.deadline_watch import next_due_s, steady_s
