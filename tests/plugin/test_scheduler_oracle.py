@@ -331,7 +331,7 @@ def test_a_request_that_rests_keeps_its_adapters_slot(monkeypatch):
     engine = Engine(enable_lora=True, max_loras=1)
     engine.scheduler.nestedfp_take_step_costs([COSTS.report()])
     engine.direct("auto", ttft_deadline_s=1.0, tpot_deadline_s=1.0)
-    engine.add(engine_request("a", BLOCK, max_tokens=4, adapter=1))
+    engine.add(engine_request("a", BLOCK, max_tokens=4, adapter=1, extra_args={"precision": "exact"}))
     engine.step()
     for name, adapter in (("b", 2), ("c", None)):
         engine.add(engine_request(name, BLOCK, max_tokens=4, adapter=adapter))
