@@ -4,7 +4,7 @@ The rule of rows plans the line that is there. It does not see that more comes. 
 answers lengthen all steps, more requests run at once, and the next burst finds no slack. Far beyond the most that exact steps
 compute, which is little where the weights alone take most of a step, no answer stays exact to its end and each lengthens all
 steps until it is fast. An engine whose places or KV cache run out takes nobody new, and it is too late to be fast then. So beyond
-a share of any of these, all answers are fast until the load is clearly below all of them; the share is less where prompts were late.
+a share of any of these, all answers are fast until the load is clearly below all of them; it is less where prompts were late.
 """
 
 from math import exp
@@ -18,8 +18,8 @@ LOAD_S = 3.0  # over which rows are counted: shorter than a burst, longer than a
 # until there are fewer than the second share. Chosen in the simulator: FP8's on two windows of one trace, 8B and 24B, FP16's on
 # five, 70B on two GPUs.
 OVERLOAD_SHARES = {Mode.FP8: (0.75, 0.65), Mode.FP16: (2.0, 1.2)}
-# FP8's where of the prompts of some LATE_S more than a share came late, and where steps have one precision, so that those with exact
-# rows compute nobody's faster. All chosen as above, and on full lengths.
+# FP8's where of the prompts of some LATE_S more than a share came late, and where steps have one precision, so that those with
+# exact rows compute nobody's faster. All chosen as above, and on full lengths.
 CAREFUL_SHARES = (0.5, 0.4)
 LATE_S = 5.0
 LATE_SHARE = 0.02
