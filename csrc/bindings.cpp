@@ -49,7 +49,6 @@ std::string cpu_isa() { return cpu::kernels().isa; }
 STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("split(Tensor weight) -> (Tensor upper, Tensor lower, Tensor counts)");
     m.def("join(Tensor upper, Tensor lower) -> Tensor");
-    m.def("histogram(Tensor weight) -> Tensor");
     m.def("pack(Tensor upper, Tensor lower) -> (Tensor packed_upper, Tensor packed_lower)");
     m.def("join_rows(Tensor upper, Tensor lower, int n, int k, int first_row, int rows) -> Tensor");
     m.def(

@@ -22,7 +22,7 @@ RUNS = [
     {"mode": "fp16", **COMMON},
     {"mode": "fp8", **COMMON},
     {"mode": "fp8", **COMMON, "extra_args": [PINNED, None, PINNED]},
-    {"mode": "auto", "rule": {"fp8_step_tokens": 12}, **COMMON},
+    {"mode": "auto", "fp8_above_tokens": 12, **COMMON},
     {"mode": "fp16", **COMMON},
 ]
 FAINT = 0.02  # of random weights

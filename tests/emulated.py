@@ -11,6 +11,7 @@ import torch
 from gemm_library import CSRC
 
 EMULATOR = Path(__file__).parent / "emulator"
+GRID = (EMULATOR / "grid.cpp", EMULATOR / "calls.cpp")
 SANITIZERS = ("-fsanitize=address,undefined", "-g1")
 FLAGS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")  # nvcc's pragmas
 
@@ -69,7 +70,7 @@ def compile_objects(sources, folder, *flags, csrc=CSRC):
 
 def build(program, main, sources, *flags, csrc=CSRC):
     """Compile ``main``, a file of the emulator, with ``sources``, names of files in ``csrc``."""
-    files = [EMULATOR / main, EMULATOR / "grid.cpp", *(csrc / source for source in sources)]
+    files = [EMULATOR / main, *GRID, *(csrc / source for source in sources)]
     objects = compile_objects(files, program.with_suffix(".objects"), *flags, csrc=csrc)
     subprocess.run(["c++", *flags, *objects, "-o", program], check=True)
     return program

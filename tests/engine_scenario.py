@@ -1,7 +1,7 @@
 """Runs vLLM engines, one after the other, through lists of generations; the tests start it as a process.
 
-Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "rule", "prompts", "max_tokens",
-"extra_args", "params", "exact", "adapters"}]}; every engine does all runs. "adapters": of each prompt the arguments of a
+Standard input: {"engines": [{arguments of vllm.LLM}], "nested": bool, "runs": [{"mode", "fp8_above_tokens", "prompts",
+"max_tokens", "extra_args", "params", "exact", "adapters"}]}; every engine does all runs. "adapters": of each prompt those of a
 LoRARequest, or null. "extra_args": of all prompts, or a list with those of each. "exact": the numbers of prompts that are exact in
 every step of a run, the others being fast (mixed_steps.py).
 Standard output, one line of JSON: {"engines": [[{"tokens": [[...]], "logprobs": [[[best, second]]], "margins": [[...]],
@@ -70,7 +70,10 @@ def run_engine(engine: dict[str, Any], runs: list[dict[str, Any]], nested: bool)
     for run in runs:
         draft_modes.clear()
         if nested:
-            control.set_directive(llm, run.get("mode", "fp16"), StepRule(**run.get("rule", {})))
+            budget_tokens = llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+            above = run.get("fp8_above_tokens")
+            rule = StepRule(fp8_budget_fraction=None if above is None else above / budget_tokens)
+            control.set_directive(llm, run.get("mode", "fp16"), rule)
         given = run.get("extra_args")
         params = [
             SamplingParams(

@@ -83,16 +83,15 @@ class Jobs:
     def flip(self, prompts, max_tokens, rounds):
         """Alternate the precision with every step, in several equal rounds; return tokens, memory and steps."""
         from nestedfp.modes import Mode
-        from nestedfp.steps.step_rule import StepChoice
         from nestedfp.vllm_plugin import control
         from nestedfp.vllm_plugin.scheduling import scheduler
 
         count = 0
 
-        def alternate(*_):
+        def alternate(*_, **__):
             nonlocal count
             count += 1
-            return StepChoice(Mode.FP8 if count % 2 else Mode.FP16, "alternate")
+            return (Mode.FP8 if count % 2 else Mode.FP16), "alternate"
 
         before = control.stats(self.llm)
         original, scheduler.choose = scheduler.choose, alternate

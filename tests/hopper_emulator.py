@@ -65,7 +65,7 @@ class Build:
         self.folder = folder
         sources = [*generate(folder / "tiles"), *(CSRC / "cuda" / name for name in HOST)]
         sources += (CSRC / "cuda/config").glob("*.cpp")
-        sources += [emulated.EMULATOR / name for name in ("grid.cpp", "hopper.cpp")]
+        sources += [*emulated.GRID, emulated.EMULATOR / "hopper.cpp"]
         self.objects = emulated.compile_objects(sources, folder / "objects", UNSIGNED_INDEX)
         mains = [emulated.EMULATOR / name for name in ("hopper_gemm.cpp", "mixed_gemm.cpp")]
         self.main, mixed = emulated.compile_objects(mains, folder / "mains", UNSIGNED_INDEX)

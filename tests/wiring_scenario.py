@@ -1,7 +1,7 @@
 """Makes engine configurations and prints what came of each as JSON; the tests start it as a process.
 
-Standard input: {name: {"args": {arguments of EngineArgs}, "env": {...}, "capability": [major, minor],
-"serves": bool}}, the last three if wanted.
+Standard input: {name: {"args": {arguments of EngineArgs}, "capability": [major, minor], "built": bool, "serves": bool}},
+the last three if wanted.
 Standard output, last line: {name: message or parts}.
 """
 
@@ -24,7 +24,6 @@ def main() -> None:
     real_capability = type(current_platform).get_device_capability
     results = {}
     for name, case in json.load(sys.stdin).items():
-        os.environ.update(case.get("env", {}))
         fake = DeviceCapability(*case["capability"]) if "capability" in case else None
         gpu_support.is_built = lambda case=case: case.get("built", True)
         type(current_platform).get_device_capability = (lambda *_, fake=fake: fake) if fake else real_capability
@@ -39,8 +38,6 @@ def main() -> None:
             }
         except Exception as error:
             results[name] = f"{type(error).__name__}: {error}"
-        for key in case.get("env", {}):
-            del os.environ[key]
     print(json.dumps(results), flush=True)
 
 

@@ -1,13 +1,11 @@
-// The ops that make and rearrange planes: split, join, histogram, pack, join_rows. They run once per layer,
-// while loading or offline.
+// The ops that make and rearrange planes: split, join, pack, join_rows. They run once per layer, while
+// loading or offline.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
-#include <vector>
 
 #include "checks.h"
 #include "cpu/kernels/kernels.h"
@@ -41,25 +39,24 @@ int64_t packed_place(int64_t row, int64_t col, int64_t k) {
     return pair * cpu::kPairBytes + row % cpu::kPanel * 2 + col % 2;
 }
 
-// A block of whole pairs of one panel of 16 rows that all exist: 16-bit pairs are transposed from rows to panel order.
-// Small enough for the first-level cache, so that memory is read and written in whole lines.
+// Pairs of one panel are transposed from rows to panel order in blocks, small enough for the first-level cache, so that
+// memory is read and written in whole lines.
 constexpr int64_t kBlockPairs = 32;
 
-// A plane's pairs [pair_begin, pair_end) of the panel whose first row is at `rows`, through `convert` (a byte to a
-// byte).
+// A plane's pairs [pair_begin, pair_end) of the panel whose `row_count` rows begin at `rows`, through `convert` (a byte
+// to a byte); what lies past the rows or columns is 0.
 template <class Convert>
-void pack_block(const uint8_t* rows, int64_t k, int64_t pair_begin, int64_t pair_end, uint8_t* panel,
+void pack_block(const uint8_t* rows, int64_t row_count, int64_t k, int64_t pair_begin, int64_t pair_end, uint8_t* panel,
                 const Convert& convert) {
-    uint8_t block[cpu::kPanel][2 * kBlockPairs];
-    const int64_t pairs = pair_end - pair_begin;
-    for (int64_t row = 0; row < cpu::kPanel; ++row) {
+    uint8_t block[cpu::kPanel][2 * kBlockPairs] = {};
+    const int64_t columns = std::min(2 * pair_end, k) - 2 * pair_begin;
+    for (int64_t row = 0; row < row_count; ++row) {
         const uint8_t* const in = rows + row * k + 2 * pair_begin;
-        for (int64_t i = 0; i < 2 * pairs; ++i) block[row][i] = convert(in[i]);
+        for (int64_t i = 0; i < columns; ++i) block[row][i] = convert(in[i]);
     }
-    uint8_t* const out = panel + pair_begin * cpu::kPairBytes;
-    for (int64_t pair = 0; pair < pairs; ++pair) {
+    for (int64_t pair = pair_begin; pair < pair_end; ++pair) {
         for (int64_t row = 0; row < cpu::kPanel; ++row) {
-            std::memcpy(out + pair * cpu::kPairBytes + 2 * row, &block[row][2 * pair], 2);
+            std::memcpy(panel + pair * cpu::kPairBytes + 2 * row, &block[row][2 * (pair - pair_begin)], 2);
         }
     }
 }
@@ -119,36 +116,6 @@ Tensor join_cpu(Tensor upper, Tensor lower) {
     return weight;
 }
 
-Tensor histogram_cpu(Tensor weight) {
-    const char* const op = "nestedfp::histogram";
-    check_cpu(op, "weight", weight);
-    check_contiguous(op, "weight", weight);
-    STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Half || weight.scalar_type() == ScalarType::BFloat16, op,
-                    ": expected weight of float16 or bfloat16");
-    constexpr int64_t kPatterns = 1 << 16;
-    constexpr int64_t kTask = 1 << 20;  // elements that are worth a histogram of their own
-    STD_TORCH_CHECK(weight.numel() <= UINT32_MAX, op, ": expected at most 2^32 - 1 elements, got ", weight.numel());
-    const int64_t shape[] = {kPatterns};
-    const Tensor counts = torch::stable::new_empty(weight, {shape, 1}, ScalarType::Long);
-    auto* const totals = static_cast<int64_t*>(counts.mutable_data_ptr());
-    std::fill_n(totals, kPatterns, 0);
-    const auto* const words = static_cast<const uint16_t*>(weight.const_data_ptr());
-    std::mutex adding;
-    torch::stable::parallel_for(0, weight.numel(), kTask, [&](int64_t begin, int64_t end) {
-        // Two, so that equal neighbours do not wait for each other's sum.
-        std::vector<uint32_t> even(kPatterns), odd(kPatterns);
-        int64_t i = begin;
-        for (; i + 1 < end; i += 2) {
-            ++even[words[i]];
-            ++odd[words[i + 1]];
-        }
-        if (i < end) ++even[words[i]];
-        const std::lock_guard<std::mutex> lock(adding);
-        for (int64_t p = 0; p < kPatterns; ++p) totals[p] += int64_t{even[p]} + odd[p];
-    });
-    return counts;
-}
-
 std::tuple<Tensor, Tensor> pack_cpu(Tensor upper, Tensor lower) {
     const char* const op = "nestedfp::pack";
     check_planes(op, upper, lower);
@@ -160,33 +127,20 @@ std::tuple<Tensor, Tensor> pack_cpu(Tensor upper, Tensor lower) {
     const uint8_t* const lower_in = const_bytes_of(lower);
     uint8_t* const upper_out = bytes_of(packed_upper);
     uint8_t* const lower_out = bytes_of(packed_lower);
-    if (n % cpu::kPanel == 0 && k % 2 == 0) {
-        const int64_t pairs = cpu::pair_count(k);
-        torch::stable::parallel_for(
-            0, cpu::panel_count(n), kGrain / (cpu::kPanel * k) + 1, [&](int64_t begin, int64_t end) {
-                for (int64_t panel = begin; panel < end; ++panel) {
-                    const int64_t in = panel * cpu::kPanel * k;
-                    const int64_t out = panel * pairs * cpu::kPairBytes;
-                    for (int64_t pair = 0; pair < pairs; pair += kBlockPairs) {
-                        const int64_t stop = std::min(pair + kBlockPairs, pairs);
-                        pack_block(upper_in + in, k, pair, stop, upper_out + out, [](uint8_t byte) { return byte; });
-                        pack_block(lower_in + in, k, pair, stop, lower_out + out, residual_byte);
-                    }
+    const int64_t pairs = cpu::pair_count(k);
+    torch::stable::parallel_for(
+        0, cpu::panel_count(n), kGrain / (cpu::kPanel * k) + 1, [&](int64_t begin, int64_t end) {
+            for (int64_t panel = begin; panel < end; ++panel) {
+                const int64_t rows = std::min<int64_t>(cpu::kPanel, n - panel * cpu::kPanel);
+                const int64_t in = panel * cpu::kPanel * k;
+                const int64_t out = panel * pairs * cpu::kPairBytes;
+                for (int64_t pair = 0; pair < pairs; pair += kBlockPairs) {
+                    const int64_t stop = std::min(pair + kBlockPairs, pairs);
+                    pack_block(upper_in + in, rows, k, pair, stop, upper_out + out, [](uint8_t byte) { return byte; });
+                    pack_block(lower_in + in, rows, k, pair, stop, lower_out + out, residual_byte);
                 }
-            });
-        return {packed_upper, packed_lower};
-    }
-    std::fill_n(upper_out, packed_upper.numel(), 0);
-    std::fill_n(lower_out, packed_lower.numel(), 0);
-    torch::stable::parallel_for(0, n, kGrain / k + 1, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-            for (int64_t col = 0; col < k; ++col) {
-                const int64_t place = packed_place(row, col, k);
-                upper_out[place] = upper_in[row * k + col];
-                lower_out[place] = residual_byte(lower_in[row * k + col]);
             }
-        }
-    });
+        });
     return {packed_upper, packed_lower};
 }
 
@@ -217,7 +171,6 @@ Tensor join_rows_cpu(Tensor upper, Tensor lower, int64_t n, int64_t k, int64_t f
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
     m.impl("split", TORCH_BOX(&nestedfp::split_cpu));
     m.impl("join", TORCH_BOX(&nestedfp::join_cpu));
-    m.impl("histogram", TORCH_BOX(&nestedfp::histogram_cpu));
     m.impl("pack", TORCH_BOX(&nestedfp::pack_cpu));
     m.impl("join_rows", TORCH_BOX(&nestedfp::join_rows_cpu));
 }

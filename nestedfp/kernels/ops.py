@@ -5,6 +5,7 @@ reads a carrier (``linear_carried``), read the mode when they run, so that one c
 """
 
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.library
@@ -84,12 +85,6 @@ def join(upper: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
     """Rebuild the FP16 weight [N, K] of planes, uint8 [N, K], contiguous, on a CPU (nestedfp/format.py has the reference)."""
     weight: torch.Tensor = _OPS.join(upper, lower)
     return weight
-
-
-def histogram(weight: torch.Tensor) -> torch.Tensor:
-    """Count the bit patterns of a weight of any shape, float16 or bfloat16, contiguous, on a CPU: int64 [65536]."""
-    counts: torch.Tensor = _OPS.histogram(weight)
-    return counts
 
 
 def pack(upper: torch.Tensor, lower: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -249,42 +244,21 @@ def silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return carrier, scales
 
 
-def _fake_linear(
-    x: torch.Tensor,
-    upper: torch.Tensor,
-    lower: torch.Tensor,
-    bias: torch.Tensor | None,
-    outlier_rows: torch.Tensor | None,
-    outlier_cols: torch.Tensor | None,
-    outlier_deltas: torch.Tensor | None,
-    n: int,
-    k: int,
-    quantize_activations: bool = False,
-) -> torch.Tensor:
-    if x.shape[-1] != k:
-        raise RuntimeError(f"nestedfp::linear: expected x of shape [..., k={k}], got {list(x.shape)}")
+def _fake_linear(x: torch.Tensor, _upper: torch.Tensor, _lower: torch.Tensor, *others: Any) -> torch.Tensor:
+    n = others[4]  # behind the bias and the three lists of outliers
     return x.new_empty(*x.shape[:-1], n)
 
 
-def _fake_linear_carried(
-    carrier: torch.Tensor,
-    scales: torch.Tensor,
-    upper: torch.Tensor,
-    lower: torch.Tensor,
-    bias: torch.Tensor | None,
-    n: int,
-    k: int,
-) -> torch.Tensor:
+def _fake_linear_carried(carrier: torch.Tensor, *others: Any) -> torch.Tensor:
+    *_, n, _k = others
     return carrier.new_empty(*carrier.shape[:-1], n)
 
 
-def _fake_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_rms_norm(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), activations.empty_scales(x)
 
 
-def _fake_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fake_add_rms_norm(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), activations.empty_scales(x), x.new_empty(x.shape)
 
 

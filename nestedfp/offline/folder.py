@@ -35,7 +35,7 @@ def check_target(source: Path, target: Path, nbytes: int) -> None:
         raise CheckpointError(f"{target}: expected a folder to make it in, and {there} is a file; name another target")
     if target.resolve().is_relative_to(source.resolve()):
         raise CheckpointError(f"{target} is inside {source}; name a folder elsewhere")
-    done = target.parent.glob(f"{_partial_name(escape(target.name), '*')}/*.safetensors")
+    done = target.parent.glob(f"{_partial_name(escape(target.name), '*')}/*.safetensors*")
     free = shutil.disk_usage(there).free + sum(file.stat().st_size for file in done)
     if free < nbytes + ROOM_BYTES:
         raise CheckpointError(

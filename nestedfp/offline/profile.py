@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from nestedfp.format import LIMIT, split, upper_to_float
-from nestedfp.kernels import ops
 
 SMALLEST_NORMAL = 2.0**-14  # of FP16
 CAST_ELEMENTS = 1 << 20  # compared at a time, so that the temporaries stay small beside the chunk
@@ -73,7 +72,7 @@ class Tally:
     def __init__(self, dtype: torch.dtype) -> None:
         self._by_pattern = dtype.itemsize == 2
         self._dtype = dtype if self._by_pattern else torch.float16
-        self._counts = torch.zeros(1 << 16, dtype=torch.int64)
+        self._counts = np.zeros(1 << 16, np.int64)
         self._cast = Profile()  # of wider types, whose own patterns are not counted
 
     def add(self, chunk: torch.Tensor) -> None:
@@ -81,11 +80,11 @@ class Tally:
         if not self._by_pattern:
             self._cast += sum(map(_cast_of, torch.split(chunk.reshape(-1), CAST_ELEMENTS)), Profile())
             chunk = chunk.to(torch.float16)
-        self._counts += ops.histogram(chunk)
+        self._counts += np.bincount(chunk.reshape(-1).view(torch.uint16).numpy(), minlength=1 << 16)
 
     def profile(self) -> Profile:
         """Return the statistics of all chunks so far."""
-        counts, kinds = self._counts.numpy(), _kinds(self._dtype)
+        counts, kinds = self._counts, _kinds(self._dtype)
         present = kinds.halves[(counts > 0) & np.isfinite(kinds.halves)]
         found = {name: int(counts @ mask) for name, mask in kinds.masks.items()}
         if not self._by_pattern:

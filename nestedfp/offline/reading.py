@@ -1,8 +1,6 @@
-"""The values of a checkpoint in chunks, read one ahead of who uses them: memory is bounded whatever a shard's size."""
+"""The values of a checkpoint in chunks: memory is bounded whatever a shard's size."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +14,6 @@ from nestedfp.offline.profile import Profile, Tally
 # Constants that old checkpoints carry, some of them -1e9; no model class loads them.
 BUFFERS = (".masked_bias", ".attn.bias", ".inv_freq", ".cos_cached", ".sin_cached")
 CHUNK_ELEMENTS = 8 << 20
-AHEAD = 2  # chunks in memory beside the one in use
 TORCH = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "U8": torch.uint8}
 Progress = Callable[[int], object]  # is told of bytes as they are done
 
@@ -80,33 +77,17 @@ def chunks(weights: Mapping[str, Weight], names: Iterable[str]) -> Iterator[Chun
         CheckpointError: a shard has become shorter.
         OSError: it cannot be read.
     """
-    with ThreadPoolExecutor(1) as reader:
-        waiting: deque[Future[Chunk]] = deque()
-        for name in names:
-            for first in range(0, weights[name].elements, CHUNK_ELEMENTS):
-                waiting.append(reader.submit(_read, name, weights[name], first))
-                if len(waiting) > AHEAD:
-                    yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def _read(name: str, weight: Weight, first: int) -> Chunk:
-    count = min(CHUNK_ELEMENTS, weight.elements - first)
-    parts = []
-    for part in weight.parts:
-        each = part.nbytes // weight.elements
-        data = np.empty(count * each, np.uint8)
-        with part.shard.open("rb", buffering=0) as file:
-            file.seek(part.begin + first * each)
-            filled = 0
-            while filled < data.nbytes:
-                read = file.readinto(data.data[filled:])
-                if not read:
+    for name in names:
+        weight = weights[name]
+        for first in range(0, weight.elements, CHUNK_ELEMENTS):
+            count, parts = min(CHUNK_ELEMENTS, weight.elements - first), []
+            for part in weight.parts:
+                each = part.nbytes // weight.elements
+                data = np.fromfile(part.shard, np.uint8, count * each, offset=part.begin + first * each)
+                if len(data) < count * each:
                     raise CheckpointError(f"{part.shard}: {name}: the file ends within it; copy it again")
-                filled += read
-        parts.append(torch.from_numpy(data).view(TORCH.get(part.dtype, torch.uint8)))
-    return Chunk(name, first, tuple(parts))
+                parts.append(torch.from_numpy(data).view(TORCH.get(part.dtype, torch.uint8)))
+            yield Chunk(name, first, tuple(parts))
 
 
 def profiles(weights: Mapping[str, Weight], progress: Progress) -> dict[str, Profile]:

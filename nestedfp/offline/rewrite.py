@@ -4,7 +4,9 @@ Both directions go through a shard in the order of the plain one, so that the di
 sides: conversion writes it into the nested shard's metadata, restoration compares.
 """
 
+import os
 from collections.abc import Mapping, Set
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from nestedfp.checkpoint import DTYPE_BYTES, PLANES, CheckpointError, read_heade
 from nestedfp.kernels import ops
 from nestedfp.offline.folder import Kinds, partial_folder, write_rest
 from nestedfp.offline.reading import Chunk, Progress, Weight, chunks
-from nestedfp.offline.writing import DIGEST_KEY, ShardWriter, in_file_order
+from nestedfp.offline.writing import DIGEST_KEY, header_of, in_file_order
 
 
 def rewrite(
@@ -78,47 +80,60 @@ def _rewrite_shard(shard: Path, held: Mapping[str, Weight], nested: Set[str], ma
     known = metadata.pop(DIGEST_KEY, None)
     if nested & held.keys():
         metadata.setdefault("format", "pt")
-        metadata[DIGEST_KEY] = "0" * 64
+        metadata[DIGEST_KEY] = "0" * 64  # until it is known
     plain = {name: "F16" if name in nested else weight.dtype for name, weight in held.items()}
-    with ShardWriter(made, planned, metadata) as writer:
+    digest, (header, places) = sha256(), header_of(planned, metadata)
+    temporary = made.with_name(f"{made.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(header)
         for chunk in chunks(held, in_file_order(plain)):
-            _write_chunk(writer, held[chunk.name], chunk, chunk.name in nested)
+            whole, pieces = _converted(held[chunk.name], chunk, chunk.name in nested)
+            for name, tensor in pieces.items():
+                file.seek(places[name] + chunk.first * DTYPE_BYTES[planned[name][0]])
+                file.write(_bytes(tensor))
+            digest.update(_bytes(whole))
             progress(sum(part.nbytes for part in chunk.parts))
-        digest = writer.finish()
-    if known is not None and known != digest:
-        made.unlink()
+        found = digest.hexdigest()
+        if DIGEST_KEY in metadata:
+            file.seek(0)
+            file.write(header_of(planned, {**metadata, DIGEST_KEY: found})[0])
+        file.flush()
+        os.fsync(file.fileno())
+    if known is not None and known != found:
         raise CheckpointError(
-            f"{shard}: its planes do not join to the weights that it was made from (SHA-256 {digest[:16]}..., expected "
+            f"{shard}: its planes do not join to the weights that it was made from (SHA-256 {found[:16]}..., expected "
             f"{known[:16]}...); copy it again, or convert the original checkpoint again"
         )
-    return digest
+    temporary.rename(made)
+    return found
 
 
-def _write_chunk(writer: ShardWriter, weight: Weight, chunk: Chunk, to_planes: bool) -> None:
+def _converted(weight: Weight, chunk: Chunk, to_planes: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return a chunk as the plain shard has it, and what is written of it, by name.
+
+    Raises:
+        CheckpointError: the weight has become another one, or its planes are damaged.
+    """
     if to_planes:
         half = chunk.parts[0].to(torch.float16)
-        upper, lower, counts = ops.split(half.view(1, -1))
+        *planes, counts = ops.split(half.view(1, -1))
         if counts.any():
             raise CheckpointError(
                 f"{weight.shard}: {chunk.name} has changed while it was being converted; convert again"
             )
         stem = chunk.name.removesuffix(".weight")
-        pieces = [(stem + name, chunk.first, _bytes(plane)) for name, plane in zip(PLANES, (upper, lower), strict=True)]
-        writer.write(pieces, _bytes(half))
-        return
-    if len(chunk.parts) == 2:
-        upper, lower = (part.view(1, -1) for part in chunk.parts)
-        whole = ops.join(upper, lower)
-        # Not every wrong upper byte changes the joined weight, which is all that the digest knows.
-        if not all(map(torch.equal, ops.split(whole)[:2], (upper, lower))):
-            raise CheckpointError(
-                f"{weight.shard}: {chunk.name}: its planes are damaged, no weight has such bytes; copy the shard again, or "
-                "convert the original checkpoint again"
-            )
-    else:
-        whole = chunk.parts[0]
-    data = _bytes(whole)
-    writer.write([(chunk.name, chunk.first * DTYPE_BYTES[weight.dtype], data)], data)
+        return half, {stem + name: plane for name, plane in zip(PLANES, planes, strict=True)}
+    if len(chunk.parts) == 1:
+        return chunk.parts[0], {chunk.name: chunk.parts[0]}
+    upper, lower = (part.view(1, -1) for part in chunk.parts)
+    whole = ops.join(upper, lower)
+    # Not every wrong upper byte changes the joined weight, which is all that the digest knows.
+    if not all(map(torch.equal, ops.split(whole)[:2], (upper, lower))):
+        raise CheckpointError(
+            f"{weight.shard}: {chunk.name}: its planes are damaged, no weight has such bytes; copy the shard again, or "
+            "convert the original checkpoint again"
+        )
+    return whole, {chunk.name: whole}
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -1,14 +1,10 @@
-"""A safetensors file written piece by piece: as the safetensors library writes it, but never whole in memory."""
+"""The header of a safetensors file, as the safetensors library writes it; who writes the file never holds it whole in memory."""
 
 import json
-import os
 import struct
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from hashlib import sha256
+from collections.abc import Mapping
 from math import prod
-from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from nestedfp.checkpoint import DTYPE_BYTES
 
@@ -23,88 +19,17 @@ def in_file_order(dtypes: Mapping[str, str]) -> list[str]:
     return sorted(dtypes, key=lambda name: (rank.get(dtypes[name], len(rank)), name))
 
 
-class ShardWriter:
-    """Writes one file under ``path`` once all of it is on the disk; a context manager.
-
-    Args:
-        path: the file; ``path.tmp`` until it is whole.
-        tensors: type and shape of each, by name.
-        metadata: of the header. A digest of 64 characters may be put in its place at the end.
-    """
-
-    def __init__(
-        self, path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
-    ) -> None:
-        self.path, self._metadata, self._tensors = path, metadata, tensors
-        self._offsets: dict[str, int] = {}
-        self._end = 0
-        for name in in_file_order({name: dtype for name, (dtype, _) in tensors.items()}):
-            dtype, shape = tensors[name]
-            self._offsets[name] = self._end
-            self._end += DTYPE_BYTES[dtype] * prod(shape)
-        self._temporary = path.with_name(f"{path.name}.tmp")
-        self._file = self._temporary.open("wb", buffering=0)
-        self._data = len(self._header())
-        self._digest = sha256()
-        self._pool = ThreadPoolExecutor(1)
-        self._busy: list[Future[None]] = []
-
-    def __enter__(self) -> "ShardWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown()
-        self._file.close()
-        if kind is not None:
-            self._temporary.unlink(missing_ok=True)
-
-    def write(self, pieces: Iterable[tuple[str, int, memoryview]], plain: memoryview) -> None:
-        """Write bytes of tensors, each from an offset in bytes on, behind what was given before.
-
-        Args:
-            pieces: name, offset, bytes.
-            plain: the bytes that the plain checkpoint has for them; the digest is of all of these in order.
-        """
-        self._wait()
-        self._busy = [
-            self._pool.submit(self._put, self._data + self._offsets[name] + at, data) for name, at, data in pieces
-        ]
-        self._digest.update(plain)
-
-    def finish(self) -> str:
-        """Put the file under its name; return the digest of all ``plain`` in hexadecimal digits."""
-        self._wait()
-        digest = self._digest.hexdigest()
-        if DIGEST_KEY in self._metadata:
-            self._metadata[DIGEST_KEY] = digest
-        self._put(0, memoryview(self._header()))
-        os.ftruncate(self._file.fileno(), self._data + self._end)
-        os.fsync(self._file.fileno())
-        self._temporary.rename(self.path)
-        return digest
-
-    def _wait(self) -> None:
-        for each in self._busy:
-            each.result()
-
-    def _put(self, at: int, data: memoryview) -> None:
-        while data:
-            written = os.pwrite(self._file.fileno(), data, at)
-            data, at = data[written:], at + written
-
-    def _header(self) -> bytes:
-        entries = {
-            name: {
-                "dtype": dtype,
-                "shape": list(shape),
-                "data_offsets": [begin, begin + DTYPE_BYTES[dtype] * prod(shape)],
-            }
-            for name, begin in self._offsets.items()
-            for dtype, shape in [self._tensors[name]]
-        }
-        head = {"__metadata__": self._metadata} if self._metadata else {}
-        raw = json.dumps({**head, **entries}, separators=(",", ":"), ensure_ascii=False).encode()
-        raw += b" " * (-len(raw) % 8)
-        return struct.pack("<Q", len(raw)) + raw
+def header_of(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """Return the header of a file with these tensors, type and shape by name, and where in the file each begins."""
+    entries: dict[str, Any] = {}
+    places, end = {}, 0
+    for name in in_file_order({name: dtype for name, (dtype, _) in tensors.items()}):
+        dtype, shape = tensors[name]
+        places[name], end = end, end + DTYPE_BYTES[dtype] * prod(shape)
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [places[name], end]}
+    head = {"__metadata__": metadata} if metadata else {}
+    raw = json.dumps({**head, **entries}, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-len(raw) % 8)
+    return struct.pack("<Q", len(raw)) + raw, {name: 8 + len(raw) + begin for name, begin in places.items()}

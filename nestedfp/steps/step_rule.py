@@ -1,7 +1,7 @@
 """The engine's own decision where no deadlines plan its steps: which precision one step runs in.
 
 Pure and standard library only, so that the engine's scheduler and the simulator run the same code.
-The order of precedence: a pinned request, then a fixed directive, then the thresholds of the ``auto``
+The order of precedence: a pinned request, then a fixed directive, then the threshold of the ``auto``
 directive. Where one of these asks for FP8 but the engine's measured step costs say that it saves nothing at this size, the
 step stays exact.
 """
@@ -13,7 +13,6 @@ from nestedfp.steps.step_costs import StepCosts
 
 # Of a step rule's numbers: least and most.
 RANGES: dict[str, tuple[float, float]] = {
-    "fp8_step_tokens": (0, 1e9),
     "fp8_budget_fraction": (0, 1),
     "ttft_deadline_s": (1e-6, 1e15),
     "tpot_deadline_s": (1e-6, 1e15),
@@ -27,16 +26,14 @@ RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class StepRule:
-    """Thresholds and deadlines of the ``auto`` directive.
+    """Threshold and deadlines of the ``auto`` directive.
 
-    With both deadlines steps are planned by them (nestedfp/steps/rows/row_rule.py), and the thresholds count for nothing. Without,
-    a step runs FP8 as soon as one of the thresholds is passed.
+    With both deadlines steps are planned by them (nestedfp/steps/rows/row_rule.py), and the threshold counts for nothing. Without,
+    a step runs FP8 as soon as the threshold is passed.
 
     Attributes:
-        fp8_step_tokens: FP8 when the step schedules more tokens than this (the paper's rule takes half of the
-            engine's token budget). None switches the threshold off.
-        fp8_budget_fraction: FP8 when the step schedules more than this share of the engine's own token budget. Unlike
-            ``fp8_step_tokens`` it is right for engines of different budgets. None switches it off.
+        fp8_budget_fraction: FP8 when the step schedules more than this share of the engine's own token budget (the paper's rule
+            takes half of it). None switches it off.
         ttft_deadline_s: deadline of first tokens, from a request's arrival. None: no step is planned.
         tpot_deadline_s: deadline of the mean time per output token.
         tpot_grace_tokens: a request may be above ``tpot_deadline_s`` as long as it would be within it again were its next
@@ -50,7 +47,6 @@ class StepRule:
         exact_tpot_deadline_s: the second.
     """
 
-    fp8_step_tokens: int | None = None
     fp8_budget_fraction: float | None = None
     ttft_deadline_s: float | None = None
     tpot_deadline_s: float | None = None
@@ -82,51 +78,31 @@ class StepRule:
         return None if ttft_s is None or tpot_s is None else (ttft_s, tpot_s)
 
 
-@dataclass(frozen=True, slots=True)
-class StepSignals:
-    """What the scheduler sees at the moment it has filled a step."""
-
-    scheduled_tokens: int
-    has_pinned: bool  # a scheduled request demands FP16
-    budget_tokens: int | None = None  # the most tokens that a step may schedule; None: the caller does not know
-
-
-@dataclass(frozen=True, slots=True)
-class StepChoice:
-    """The precision of a step, and why."""
-
-    mode: Mode
-    # "pinned", "directive", "step_tokens", "step_budget", "below_thresholds" or "no_gain"
-    reason: str
-
-
 def choose(
-    signals: StepSignals, directive: DirectiveMode, rule: StepRule, costs: StepCosts | None = None
-) -> StepChoice:
-    """Choose the precision of one step.
+    scheduled_tokens: int,
+    budget_tokens: int,
+    directive: DirectiveMode,
+    rule: StepRule,
+    costs: StepCosts | None = None,
+    *,
+    has_pinned: bool = False,
+) -> tuple[Mode, str]:
+    """Choose the precision of one step; return it, and why: "pinned", "directive", "step_budget", "below_thresholds" or "no_gain".
 
     Args:
-        signals: the step.
+        scheduled_tokens: of the step.
+        budget_tokens: the most that a step may schedule.
         directive: what the controller said.
-        rule: thresholds of ``auto``.
+        rule: threshold of ``auto``.
         costs: this engine's measured step costs; None: not measured, FP8 is taken to pay at every size.
+        has_pinned: a scheduled request demands FP16.
     """
-    if signals.has_pinned:
-        return StepChoice(Mode.FP16, "pinned")
+    if has_pinned:
+        return Mode.FP16, "pinned"
     if directive is not DirectiveMode.AUTO:
-        return StepChoice(Mode(directive.value), "directive")
-    reason = _reason_for_fp8(signals, rule)
-    if reason is None:
-        return StepChoice(Mode.FP16, "below_thresholds")
-    if costs is not None and not costs.fp8_pays(signals.scheduled_tokens):
-        return StepChoice(Mode.FP16, "no_gain")
-    return StepChoice(Mode.FP8, reason)
-
-
-def _reason_for_fp8(signals: StepSignals, rule: StepRule) -> str | None:
-    if rule.fp8_step_tokens is not None and signals.scheduled_tokens > rule.fp8_step_tokens:
-        return "step_tokens"
-    fraction, budget_tokens = rule.fp8_budget_fraction, signals.budget_tokens
-    if fraction is not None and budget_tokens is not None and signals.scheduled_tokens > fraction * budget_tokens:
-        return "step_budget"
-    return None
+        return Mode(directive.value), "directive"
+    if rule.fp8_budget_fraction is None or scheduled_tokens <= rule.fp8_budget_fraction * budget_tokens:
+        return Mode.FP16, "below_thresholds"
+    if costs is not None and not costs.fp8_pays(scheduled_tokens):
+        return Mode.FP16, "no_gain"
+    return Mode.FP8, "step_budget"

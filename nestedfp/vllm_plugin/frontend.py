@@ -12,7 +12,6 @@ add up to n times the prompt's length. A sequence that read what its sibling com
 prompt again says so.
 """
 
-import functools
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +19,10 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
+from nestedfp.hooks import around
 from nestedfp.vllm_plugin.options import KV_IS_FP8, rounds_kv
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts, total, usage_of
-from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision, is_pinned
+from nestedfp.vllm_plugin.scheduling.pin import PIN_KEY, AskedPrecision, asked_of
 
 __all__ = ["Collected", "check_pin", "check_token_ids", "collected", "install", "total", "usage_of"]
 
@@ -88,7 +88,7 @@ def check_pin(params: Any, is_inexact: bool = False) -> bool:
     from vllm.exceptions import VLLMValidationError
 
     try:
-        pinned = is_pinned(params)
+        pinned = asked_of(params) is AskedPrecision.EXACT
         if pinned and is_inexact:
             raise ValueError(f"no answer can be exact: {KV_IS_FP8}; ask for 'fast' or 'auto'")
     except ValueError as error:
@@ -148,56 +148,60 @@ def keep_encodings_apart(request: Any) -> None:
 
 def install() -> None:
     """Wrap vLLM's methods. Idempotent."""
-    from vllm.exceptions import VLLMValidationError
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.engine.output_processor import OutputProcessor
 
-    if getattr(InputProcessor.process_inputs, "_nestedfp", False):
-        return
-    process_inputs, process_outputs = InputProcessor.process_inputs, OutputProcessor.process_outputs
-    add_request = OutputProcessor.add_request
+    around.put(InputProcessor, "process_inputs", _checked)
+    around.put(OutputProcessor, "add_request", _added)
+    around.put(OutputProcessor, "process_outputs", _received)
 
-    @functools.wraps(process_inputs)
-    def checked(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        _ask(params)
-        pinned = check_pin(params, rounds_kv(self.vllm_config))
-        request = process_inputs(self, request_id, prompt, params, *args, **kwargs)
-        if request.resumable:
-            raise VLLMValidationError("nestedfp serves no streaming sessions; send each input as a request of its own")
-        check_token_ids(request, self.model_config.get_vocab_size())
-        _take(self, request.lora_request)
-        if pinned:
-            keep_encodings_apart(request)
-        return request
 
-    @functools.wraps(add_request)
-    def added(
-        self: Any, request: Any, prompt: Any, parent_req: Any = None, request_index: int = 0, *args: Any, **kwargs: Any
-    ) -> None:
-        add_request(self, request, prompt, parent_req, request_index, *args, **kwargs)
-        state, collecting = self.request_states.get(request.request_id), _collecting.get()
-        if state is not None and collecting is not None:
-            state.nestedfp_collecting = collecting
-            tokens = request.prompt_embeds if request.prompt_token_ids is None else request.prompt_token_ids
-            collecting.added(state.request_id, 0 if request_index else len(tokens))
+def _checked(
+    process_inputs: Any, processor: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+) -> Any:
+    from vllm.exceptions import VLLMValidationError
 
-    @functools.wraps(process_outputs)
-    def received(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
-        for output in engine_core_outputs:
-            state = self.request_states.get(output.request_id)
-            if (collecting := getattr(state, "nestedfp_collecting", None)) is not None:
-                collecting.output_tokens += len(output.new_token_ids)
-            params = output.kv_transfer_params
-            if params and (counts := params.pop(COUNTS_KEY, None)) is not None:
-                output.kv_transfer_params = params or None
-                if collecting is not None:
-                    collecting[state.request_id] = TokenCounts(*counts)
-        return process_outputs(self, engine_core_outputs, *args, **kwargs)
+    _ask(params)
+    pinned = check_pin(params, rounds_kv(processor.vllm_config))
+    request = process_inputs(processor, request_id, prompt, params, *args, **kwargs)
+    if request.resumable:
+        raise VLLMValidationError("nestedfp serves no streaming sessions; send each input as a request of its own")
+    check_token_ids(request, processor.model_config.get_vocab_size())
+    _take(processor, request.lora_request)
+    if pinned:
+        keep_encodings_apart(request)
+    return request
 
-    checked._nestedfp = True  # type: ignore[attr-defined]
-    InputProcessor.process_inputs = checked  # type: ignore[method-assign]
-    OutputProcessor.add_request = added  # type: ignore[method-assign]
-    OutputProcessor.process_outputs = received  # type: ignore[method-assign]
+
+def _added(
+    add_request: Any,
+    processor: Any,
+    request: Any,
+    prompt: Any,
+    parent_req: Any = None,
+    request_index: int = 0,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    add_request(processor, request, prompt, parent_req, request_index, *args, **kwargs)
+    state, collecting = processor.request_states.get(request.request_id), _collecting.get()
+    if state is not None and collecting is not None:
+        state.nestedfp_collecting = collecting
+        tokens = request.prompt_embeds if request.prompt_token_ids is None else request.prompt_token_ids
+        collecting.added(state.request_id, 0 if request_index else len(tokens))
+
+
+def _received(process_outputs: Any, processor: Any, outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+    for output in outputs:
+        state = processor.request_states.get(output.request_id)
+        if (collecting := getattr(state, "nestedfp_collecting", None)) is not None:
+            collecting.output_tokens += len(output.new_token_ids)
+        params = output.kv_transfer_params
+        if params and (counts := params.pop(COUNTS_KEY, None)) is not None:
+            output.kv_transfer_params = params or None
+            if collecting is not None:
+                collecting[state.request_id] = TokenCounts(*counts)
+    return process_outputs(processor, outputs, *args, **kwargs)
 
 
 def _take(processor: Any, adapter: Any) -> None:

@@ -5,7 +5,6 @@
 before any process starts. ``require_our_parts`` is the last line of defence inside the worker.
 """
 
-import functools
 import importlib
 import os
 import secrets
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nestedfp.checkpoint import fingerprint, read_weights
 from nestedfp.eligible import ALL_LAYERS, REMEDY, require_fp8_layers
-from nestedfp.hooks import versions
+from nestedfp.hooks import around, versions
 from nestedfp.kernels.gpu_kernels import is_portable
 from nestedfp.vllm_plugin import drafts, kv_cache, short_logs
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
@@ -31,35 +30,30 @@ PLATFORM_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.work
 def install() -> None:
     """Wrap ``EngineArgs.create_engine_config``. Idempotent."""
     from vllm.engine.arg_utils import EngineArgs
+
+    around.put(EngineArgs, "create_engine_config", create_engine_config)
+
+
+def create_engine_config(original: Any, given: Any, usage_context: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Return the finished configuration of an engine's arguments."""
     from vllm.usage.usage_lib import UsageContext
 
-    original = EngineArgs.create_engine_config
-    if getattr(original, "_nestedfp", False):
-        return
-
-    @functools.wraps(original)
-    def create_engine_config(
-        self: Any, usage_context: "UsageContext | None" = None, *args: Any, **kwargs: Any
-    ) -> "VllmConfig":
-        if self.quantization == "nestedfp" and self.dtype == "auto":
-            self.dtype = "float16"
-        try:
-            config = original(self, usage_context, *args, **kwargs)
-        except ValueError as error:
-            if self.quantization == "nestedfp" and "does not support float16" in str(error):
-                raise ValueError(f"{self.model}: its activations leave FP16's range (65504): {REMEDY}") from error
-            raise
-        serves = usage_context is UsageContext.OPENAI_API_SERVER
-        try:
-            finish(config, serves=serves)
-        except ValueError as error:
-            if serves:
-                short_logs.end_in_one_line(error)
-            raise
-        return config
-
-    create_engine_config._nestedfp = True  # type: ignore[attr-defined]
-    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+    if given.quantization == "nestedfp" and given.dtype == "auto":
+        given.dtype = "float16"
+    try:
+        config = original(given, usage_context, *args, **kwargs)
+    except ValueError as error:
+        if given.quantization == "nestedfp" and "does not support float16" in str(error):
+            raise ValueError(f"{given.model}: its activations leave FP16's range (65504): {REMEDY}") from error
+        raise
+    serves = usage_context is UsageContext.OPENAI_API_SERVER
+    try:
+        finish(config, serves=serves)
+    except ValueError as error:
+        if serves:
+            short_logs.end_in_one_line(error)
+        raise
+    return config
 
 
 def finish(config: "VllmConfig", *, serves: bool) -> None:
@@ -123,19 +117,13 @@ def add_endpoints() -> None:
     """
     from vllm import plugins
 
-    original = plugins.load_endpoint_plugins
-    if getattr(original, "_nestedfp", False):
-        return
-
-    @functools.wraps(original)
-    def load_endpoint_plugins(supported_tasks: Any = None) -> list[Any]:
+    def load(original: Any, supported_tasks: Any = None) -> list[Any]:
         from nestedfp.vllm_plugin.serving.endpoints import Endpoints
 
         serves = set(Endpoints.required_tasks) & set(supported_tasks or ())
         return [*original(supported_tasks), *([Endpoints()] if serves else [])]
 
-    load_endpoint_plugins._nestedfp = True  # type: ignore[attr-defined]
-    plugins.load_endpoint_plugins = load_endpoint_plugins
+    around.put(plugins, "load_endpoint_plugins", load)
 
 
 def check_versions() -> None:

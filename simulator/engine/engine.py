@@ -12,7 +12,7 @@ from math import inf
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.prompt_room import PromptRoom
-from nestedfp.steps.step_rule import StepRule, StepSignals, choose
+from nestedfp.steps.step_rule import StepRule, choose
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
 from simulator.engine.row_steps import HoldingByRow
@@ -141,8 +141,9 @@ class Engine(HoldingByRow):
 
     def _chooses_fp8(self, tokens: int) -> bool:
         """The precision of a step that has been filled."""
-        signals = StepSignals(tokens, self._pinned > 0, self._budget)
-        return choose(signals, self.directive, self.rule, self._step_costs).mode is Mode.FP8
+        has_pinned = self._pinned > 0
+        mode, _ = choose(tokens, self._budget, self.directive, self.rule, self._step_costs, has_pinned=has_pinned)
+        return mode is Mode.FP8
 
     # -- what a step brings --------------------------------------------------------------------------------------------
 

@@ -39,12 +39,6 @@ def write(folder, tensors, **config):
     return folder
 
 
-def with_config(folder, text):
-    write(folder, weights())
-    (folder / "config.json").write_text(text, encoding="utf-8")
-    return folder
-
-
 def read(folder):
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -221,42 +215,27 @@ def test_a_wrong_list_of_companion_folders_is_named(tmp_path, modules):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+PLANES = {f"a.weight_{plane}": torch.ones(2, 2).byte() for plane in ("upper", "lower")}
+
+
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("tensors", "config", "message"),
     [
-        (lambda folder: write(folder, weights(), quantization_config={"quant_method": "fp8"}), "quantised already"),
-        (
-            lambda folder: write(folder, {EMBED: weights()[EMBED]}),
-            "none of 1 tensors is a projection of a decoder layer",
-        ),
-        (lambda folder: folder, "no config.json"),
-        (
-            lambda folder: write(folder, weights(), quantization_config="awq"),
-            "quantization_config is 'awq', expected an object",
-        ),
-        (
-            lambda folder: write(folder, weights(), text_config={"quantization_config": {"quant_method": "awq"}}),
-            "(awq)",
-        ),
-        (lambda folder: with_config(folder, "[]"), "config.json: expected a JSON object, got list"),
-        (
-            lambda folder: write(folder, {**weights(), DOWN: torch.ones(64, 96).to(torch.float8_e4m3fn)}),
-            "is F8_E4M3, expected",
-        ),
-        (
-            lambda folder: write(folder, {**weights(), "x.scale": torch.ones(2).to(torch.float8_e5m2)}),
-            "x.scale is F8_E5M2",
-        ),
-        (
-            lambda folder: write(
-                folder, {"a.weight_upper": torch.ones(2, 2).byte(), "a.weight_lower": torch.ones(2, 2).byte()}
-            ),
-            "already",
-        ),
+        (weights(), {"quantization_config": {"quant_method": "fp8"}}, "quantised already"),
+        (weights(), {"quantization_config": "awq"}, "quantization_config is 'awq', expected an object"),
+        (weights(), {"text_config": {"quantization_config": {"quant_method": "awq"}}}, "(awq)"),
+        (weights(), [], "config.json: expected a JSON object, got list"),
+        (weights(), None, "no config.json"),
+        ({EMBED: weights()[EMBED]}, {}, "none of 1 tensors is a projection of a decoder layer"),
+        ({**weights(), DOWN: torch.ones(64, 96).to(torch.float8_e4m3fn)}, {}, "is F8_E4M3, expected"),
+        ({**weights(), "x.scale": torch.ones(2).to(torch.float8_e5m2)}, {}, "x.scale is F8_E5M2"),
+        (PLANES, {}, "already"),
     ],
 )
-def test_the_command_line_says_what_is_wrong(tmp_path, capsys, make, message):
-    assert main(["convert", str(make(tmp_path / "a")), str(tmp_path / "b")]) == 2
+def test_the_command_line_says_what_is_wrong(tmp_path, capsys, tensors, config, message):
+    written = write(tmp_path / "a", tensors) / "config.json"
+    written.unlink() if config is None else written.write_text(json.dumps(config))
+    assert main(["convert", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1

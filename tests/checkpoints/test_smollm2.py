@@ -57,19 +57,6 @@ def test_what_is_at_the_target_stays(capsys, tmp_path) -> None:
 
 @needs_package
 @pytest.mark.slow
-def test_a_file_that_is_cut_off_or_no_gguf_leaves_nothing_behind(monkeypatch, capsys, tmp_path) -> None:
-    whole = smollm2.source().read_bytes()
-    for content in (b"", b"no GGUF", whole[:1000], whole[: len(whole) // 2]):
-        (tmp_path / "cut.gguf").write_bytes(content)
-        monkeypatch.setattr(smollm2, "source", lambda: tmp_path / "cut.gguf")
-        assert smollm2.main([str(tmp_path / "out")]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert str(tmp_path / "cut.gguf") in line
-        assert [file.name for file in tmp_path.iterdir()] == ["cut.gguf"]
-
-
-@needs_package
-@pytest.mark.slow
 def test_the_checkpoint_is_a_tied_fp16_llama_that_says_where_it_comes_from(made: Path) -> None:
     config = json.loads((made / "config.json").read_text())
     assert (config["tie_word_embeddings"], config["rms_norm_eps"], config["rope_theta"]) == (True, 1e-5, 1e5)

@@ -32,7 +32,7 @@ def make_directive(epoch: int, mode: DirectiveMode = FP8, rule: StepRule | None 
         (make_directive(4, FP16), False, False, (5, FP8)),
         (make_directive(5, FP8), False, True, (5, FP8)),
         (make_directive(6, FP8), False, True, (6, FP8)),
-        (make_directive(6, FP8, StepRule(fp8_step_tokens=1)), True, True, (6, FP8)),
+        (make_directive(6, FP8, StepRule(fp8_budget_fraction=1)), True, True, (6, FP8)),
         (make_directive(6, FP16), True, True, (6, FP16)),
     ],
 )

@@ -75,7 +75,7 @@ class Controller:
 
 
 def directive(epoch, mode, lease_s=600.0):
-    rule = {"fp8_step_tokens": None, "fp8_budget_fraction": None}
+    rule = {"fp8_budget_fraction": None}
     return {"epoch": epoch, "mode": mode, "lease_s": lease_s, "reason": "test", "rule": rule}
 
 

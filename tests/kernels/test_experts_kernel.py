@@ -9,7 +9,7 @@ from triton import compile as compile_triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nestedfp.format import join, split
+from nestedfp.format import split
 from nestedfp.kernels import experts_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton's own advice
@@ -19,14 +19,6 @@ def words():
     """All weights within the range."""
     bits = torch.arange(1 << 16, dtype=torch.int32)
     return bits[(bits & 0x7FFF) <= 0x3F00].to(torch.int16).view(torch.float16)
-
-
-def test_recoded_planes_keep_every_bit():
-    upper, lower = split(words())
-    residual = experts_triton.recode(lower).int() - experts_triton.RESIDUAL_BIAS
-    magnitude = ((upper.int() & 0x7F) << 7) + residual
-    joined = (magnitude | (upper.int() & 0x80) << 8).to(torch.int16)
-    assert torch.equal(joined, join(upper, lower).view(torch.int16))
 
 
 def test_the_instructions_of_the_decoder_join_every_weight_beside_any_other():

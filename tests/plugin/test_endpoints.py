@@ -59,7 +59,7 @@ def test_an_order_reaches_the_engine_with_its_rule(client, engine):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"mode": "auto", "rule": {"fp8_step_tokens": 5}}, '"mode": one of'),
+        ({"mode": "auto", "rule": {"fp8_budget_fraction": 0.5}}, '"mode": one of'),
         ({"mode": "auto", "slo": {"ttft_ms": "5"}}, "slo: expected milliseconds above 0"),
         ({"mode": "fp8", "slo": {"ttft_ms": 500}}, 'an "slo" with "auto" only'),
         ({"mode": ["fp8"]}, '"mode": one of'),

@@ -89,7 +89,7 @@ def online():
         {"mode": "fp8", **tokens},
         {"mode": "fp16", **tokens},
         # Steps of more than 20 tokens run FP8: the prompts, but not the decode steps of three sequences.
-        {"mode": "auto", "rule": {"fp8_step_tokens": 20}, "prompts": [f"{i}. {LONG}" for i in range(3)]},
+        {"mode": "auto", "fp8_above_tokens": 20, "prompts": [f"{i}. {LONG}" for i in range(3)]},
         {"mode": "fp8", **tokens, "extra_args": {"precision": "fp16"}},
         # The same long prompt: written by FP8 steps, read from the cache, then pinned, which must not read it.
         {"mode": "fp8", "prompts": [LONG]},

@@ -29,13 +29,13 @@ def test_the_reasons_for_fp8_are_counted_and_fp16_has_none():
     engine.direct("fp8")
     engine.step()
     engine.step()
-    rule = {"fp8_step_tokens": 8}
+    rule = {"fp8_budget_fraction": 8 / engine.config.scheduler_config.max_num_batched_tokens}
     engine.scheduler.nestedfp_set_directive({"mode": "auto", "epoch": 2, "rule": rule})
     engine.add(arrived("b", prompt=90))  # of which a block is cached
     for _ in range(3):
         engine.step()
     stats = engine.scheduler.nestedfp_stats()
-    assert stats["fp8_reasons"] == {"directive": 2, "step_tokens": 1}
+    assert stats["fp8_reasons"] == {"directive": 2, "step_budget": 1}
     assert stats["steps_fp8"] == 3
     assert stats["steps_fp16"] == 2
 

@@ -53,17 +53,17 @@ def on_hopper(monkeypatch):
 @pytest.fixture(autouse=True)
 def pure_again():
     yield
-    row_classes.begin_step(worker(), Mode.FP16, step(()))
+    row_classes.begin_step(Mode.FP16, step(()))
 
 
 def test_a_gpu_gets_the_exact_rows_first_and_no_graph(on_hopper):
-    row_classes.begin_step(worker(), Mode.FP8, step("ae"))
+    row_classes.begin_step(Mode.FP8, step("ae"))
     assert ops.is_mixed()
     order = graphs._sort_exact_first(TOKENS, {}, 1)
     assert order == ["a", "e", "c", "d", "b"]  # decodes before prompts, in each class
     found = graphs.DualPrecisionGraphManager.dispatch(None, 5, 343, None)
     assert found == cudagraph_utils.BatchExecutionDescriptor(CUDAGraphMode.NONE, 343, 5)
-    row_classes.begin_step(worker(), Mode.FP8, step(()))
+    row_classes.begin_step(Mode.FP8, step(()))
     assert not ops.is_mixed()
     assert graphs._sort_exact_first(TOKENS, {}, 1) == model_runner.sort_batch_req_ids(TOKENS, {}, 1)
 
@@ -73,10 +73,10 @@ def test_a_cpu_gets_a_mask_of_rows_when_the_model_runs():
     batch = SimpleNamespace(req_ids=["b", "a", "e", "c", "d"])
     runner = SimpleNamespace(input_batch=batch, _model_forward=lambda: seen.append(ops.is_mixed()))
     row_classes.install_on_cpu(runner)
-    row_classes.begin_step(worker(), Mode.FP8, step("ae"))
+    row_classes.begin_step(Mode.FP8, step("ae"))
     assert (ops.get_mode(), ops.is_mixed()) == (Mode.FP16, False)
     runner._model_forward()
-    row_classes.begin_step(worker(), Mode.FP8, step(()))
+    row_classes.begin_step(Mode.FP8, step(()))
     runner._model_forward()
     assert seen == [True, False]
     assert ops.get_mode() is Mode.FP8
@@ -85,7 +85,7 @@ def test_a_cpu_gets_a_mask_of_rows_when_the_model_runs():
 @pytest.mark.parametrize(("mode", "exact"), [(Mode.FP16, "a"), (Mode.FP8, "abcde"), (Mode.FP8, "az"), (Mode.FP8, "z")])
 def test_a_step_that_is_none_is_refused(mode, exact):
     with pytest.raises(RuntimeError, match="a mixed step needs mode fp8 and exact requests that are some of its 5"):
-        row_classes.begin_step(worker(), mode, step(exact))
+        row_classes.begin_step(mode, step(exact))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,6 @@ def test_a_step_that_is_none_is_refused(mode, exact):
 def test_engines_that_cannot_run_mixed_steps_say_why(changes, why, on_hopper):
     assert row_classes.obstacle(worker()) is None
     assert why in row_classes.obstacle(worker(**changes))
-    with pytest.raises(RuntimeError, match=why):
-        row_classes.begin_step(worker(**changes), Mode.FP8, step("a"))
 
 
 def test_a_runner_on_a_cpu_that_takes_no_mask_runs_no_mixed_steps():

@@ -12,10 +12,10 @@ import pytest
 from vllm_parts import BLOCK, MODEL, Engine, RequestStatus, engine_request
 
 from nestedfp.modes import Mode
+from nestedfp.steps.rows.row_state import PromptChunk, RowPlan
 from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
-from nestedfp.vllm_plugin.scheduling.row_steps import RowStep
 
 # Steps that take as long as the scheduler itself here, so that deadlines of milliseconds decide.
 COSTS = StepCosts(
@@ -51,10 +51,12 @@ class Oracle:
 
     def __init__(self, seed: int, *, async_scheduling: bool, costs: StepCosts | None, drafts: int = 0) -> None:
         self.random = random.Random(seed)
+        blocks = self.random.choice([14, 20, 40])
+        self.budget_tokens = self.random.choice([max(32, 8 * (1 + drafts)), 64, 2048])
         self.engine = Engine(
-            blocks=self.random.choice([14, 20, 40]),
+            blocks=blocks,
             async_scheduling=async_scheduling,
-            max_num_batched_tokens=self.random.choice([max(32, 8 * (1 + drafts)), 64, 2048]),
+            max_num_batched_tokens=self.budget_tokens,
             max_num_seqs=8,
             scheduling_policy=self.random.choice(["fcfs", "priority"]),
             enable_lora=True,
@@ -95,7 +97,7 @@ class Oracle:
         self.directive = self.random.choice(["fp16", "fp8", "auto"])
         rule: dict[str, float] = {}
         if self.directive == "auto" and self.random.random() < 0.2:
-            rule = {"fp8_step_tokens": self.random.choice([1, 5, 20])}
+            rule = {"fp8_budget_fraction": self.random.choice([1, 5, 20]) / self.budget_tokens}
         elif self.directive == "auto" or (self.directive == "fp16" and self.random.random() < 0.5):
             exact = "" if self.directive == "auto" else "exact_"
             rule = {
@@ -329,11 +331,11 @@ def test_a_request_that_rests_keeps_its_adapters_slot(monkeypatch):
     engine = Engine(enable_lora=True, max_loras=1)
     engine.scheduler.nestedfp_take_step_costs([COSTS.report()])
     engine.direct("auto", ttft_deadline_s=1.0, tpot_deadline_s=1.0)
-    engine.add(engine_request("a", BLOCK, max_tokens=4, adapter=1))
+    engine.add(engine_request("a", BLOCK, max_tokens=4, adapter=1, extra_args={"precision": "exact"}))
     engine.step()
     for name, adapter in (("b", 2), ("c", None)):
         engine.add(engine_request(name, BLOCK, max_tokens=4, adapter=adapter))
-    rests = RowStep({"a": 0, "b": BLOCK, "c": BLOCK}, frozenset(), ("a",), True, "rests")
+    rests = RowPlan((), (), (PromptChunk(0, BLOCK, is_exact=True),), is_whole=True, reason="rests")
     with monkeypatch.context() as patched:
         patched.setattr(engine.scheduler._rows, "plan", lambda *args, **kwargs: rests)
         assert engine.schedule().num_scheduled_tokens == {"c": BLOCK}

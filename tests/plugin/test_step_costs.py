@@ -6,7 +6,7 @@ import pytest
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_costs import MIN_GAIN, MixedCosts, StepCost, StepCosts, slowest
-from nestedfp.steps.step_rule import StepRule, StepSignals, choose
+from nestedfp.steps.step_rule import StepRule, choose
 
 # FP8 loses at one token, is even at 4, and saves 40 % from 64 tokens on.
 COSTS = StepCosts((StepCost(1, 10.0, 11.0), StepCost(4, 10.0, 10.0), StepCost(64, 20.0, 12.0)))
@@ -64,15 +64,14 @@ def test_a_cost_that_cannot_be_is_refused(fields: tuple[int, float, float]) -> N
     ("tokens", "directive", "mode", "reason"),
     [
         (1, DirectiveMode.AUTO, Mode.FP16, "no_gain"),
-        (64, DirectiveMode.AUTO, Mode.FP8, "step_tokens"),
+        (64, DirectiveMode.AUTO, Mode.FP8, "step_budget"),
         (1, DirectiveMode.FP8, Mode.FP8, "directive"),  # an order is an order
     ],
 )
 def test_auto_leaves_fp8_alone_where_it_saves_nothing(
     tokens: int, directive: DirectiveMode, mode: Mode, reason: str
 ) -> None:
-    choice = choose(StepSignals(tokens, False), directive, StepRule(fp8_step_tokens=0), COSTS)
-    assert (choice.mode, choice.reason) == (mode, reason)
+    assert choose(tokens, 2048, directive, StepRule(fp8_budget_fraction=0), COSTS) == (mode, reason)
 
 
 MIXED = MixedCosts((16, 64), (128, 256), ((20.0, 24.0), (22.0, 30.0)))

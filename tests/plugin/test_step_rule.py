@@ -5,49 +5,31 @@ from dataclasses import fields
 import pytest
 
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.steps.step_rule import RANGES, StepRule, StepSignals, choose
+from nestedfp.steps.step_rule import RANGES, StepRule, choose
 
 AUTO, FP16, FP8 = DirectiveMode.AUTO, DirectiveMode.FP16, DirectiveMode.FP8
-BOTH = StepRule(fp8_step_tokens=1024, fp8_budget_fraction=0.1)
-BUSY = StepSignals(scheduled_tokens=2048, has_pinned=False)
 HALF = StepRule(fp8_budget_fraction=0.5)
-CALM = StepSignals(scheduled_tokens=8, has_pinned=False)
 
 
 @pytest.mark.parametrize(
-    ("signals", "directive", "rule", "mode", "reason"),
+    ("tokens", "directive", "rule", "mode", "reason"),
     [
-        (CALM, FP16, BOTH, Mode.FP16, "directive"),
-        (CALM, FP8, BOTH, Mode.FP8, "directive"),
-        (BUSY, FP16, BOTH, Mode.FP16, "directive"),
-        (CALM, AUTO, BOTH, Mode.FP16, "below_thresholds"),
-        (BUSY, AUTO, BOTH, Mode.FP8, "step_tokens"),
-        (BUSY, AUTO, StepRule(), Mode.FP16, "below_thresholds"),
-        (StepSignals(1024, False), AUTO, BOTH, Mode.FP16, "below_thresholds"),  # at a threshold is not past it
-        (StepSignals(1025, False), AUTO, BOTH, Mode.FP8, "step_tokens"),
-        (StepSignals(1, False), AUTO, StepRule(fp8_step_tokens=0), Mode.FP8, "step_tokens"),
-        (
-            StepSignals(1024, False, budget_tokens=2048),
-            AUTO,
-            HALF,
-            Mode.FP16,
-            "below_thresholds",
-        ),  # half: not past
-        (StepSignals(1025, False, budget_tokens=2048), AUTO, HALF, Mode.FP8, "step_budget"),
-        (StepSignals(1025, False, budget_tokens=8192), AUTO, HALF, Mode.FP16, "below_thresholds"),
-        (StepSignals(1025, False), AUTO, HALF, Mode.FP16, "below_thresholds"),  # budget unknown: no ground for FP8
-        (StepSignals(1025, False, budget_tokens=2048), FP16, HALF, Mode.FP16, "directive"),
+        (8, FP16, HALF, Mode.FP16, "directive"),
+        (8, FP8, HALF, Mode.FP8, "directive"),
+        (1025, FP16, HALF, Mode.FP16, "directive"),
+        (1024, AUTO, HALF, Mode.FP16, "below_thresholds"),  # at a threshold is not past it
+        (1025, AUTO, HALF, Mode.FP8, "step_budget"),
+        (2048, AUTO, StepRule(), Mode.FP16, "below_thresholds"),
+        (1, AUTO, StepRule(fp8_budget_fraction=0), Mode.FP8, "step_budget"),
     ],
 )
-def test_the_rule(signals: StepSignals, directive: DirectiveMode, rule: StepRule, mode: Mode, reason: str) -> None:
-    choice = choose(signals, directive, rule)
-    assert (choice.mode, choice.reason) == (mode, reason)
+def test_the_rule(tokens: int, directive: DirectiveMode, rule: StepRule, mode: Mode, reason: str) -> None:
+    assert choose(tokens, 2048, directive, rule) == (mode, reason)
 
 
 @pytest.mark.parametrize("directive", list(DirectiveMode))
 def test_a_pinned_request_makes_every_step_fp16(directive: DirectiveMode) -> None:
-    choice = choose(StepSignals(2048, has_pinned=True), directive, BOTH)
-    assert (choice.mode, choice.reason) == (Mode.FP16, "pinned")
+    assert choose(2048, 2048, directive, HALF, has_pinned=True) == (Mode.FP16, "pinned")
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(StepRule)])

@@ -54,7 +54,7 @@ def test_decodes_come_before_prompts_and_a_step_filled_ahead_sees_arrivals_later
 
 
 def test_pins_and_step_rule_decide_like_the_live_engine():
-    rule = StepRule(fp8_step_tokens=500)
+    rule = StepRule(fp8_budget_fraction=0.25)
     engine = Engine(make_table())
     engine.directive, engine.rule = DirectiveMode.AUTO, rule
     small, large = make_requests((0.0, 100, 3), (1.0, 1000, 3))

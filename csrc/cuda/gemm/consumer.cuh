@@ -295,10 +295,9 @@ class Consumer {
         Fragments f;
         Raw raw;
         accumulate_ = 0;
-        if constexpr (T::kReadAhead) read_weights(raw);
+        read_weights(raw);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
-            if constexpr (!T::kReadAhead) read_weights(raw);
             release_weights(raw);
             decode_all(raw, f);
             const uint32_t x = next_activations();
@@ -306,7 +305,7 @@ class Consumer {
             pin(sum);
             multiply_all(sum, f, x);
             if constexpr (T::kPingPong) named_arrive(next_turn_, 256);
-            if (T::kReadAhead && step + 1 < steps) read_weights(raw);
+            if (step + 1 < steps) read_weights(raw);  // under the wgmmas
             wgmma_wait<0>();
             pin(sum);
             release_activations(x_full_);

@@ -40,8 +40,6 @@ struct TileTraits {
     // others make room for the next kernel. Large ones: the block of the last part, which keeps its own in registers.
     static constexpr bool kLastArriverReduces = Tokens <= 64;
 
-    // Where registers suffice, a stage's bytes are read under the wgmmas of the stage before.
-    static constexpr bool kReadAhead = Tokens <= 64 || BlocksPerSm == 1;
     // Ping-pong: three warpgroups take turns on the tensor cores, so that one decodes while another multiplies: 14 % at
     // 128 tokens. At 192, short of registers, it costs 5 %; at 64 and 96 there is too little to hide behind.
     static constexpr bool kPingPong = kFp16 && RowWarpgroups == 3 && Tokens >= 128 && Tokens <= 160;

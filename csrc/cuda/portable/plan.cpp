@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/config/gemm.h"
+#include "cuda/config/tile_grid.h"
 
 namespace nestedfp::cuda {
 namespace {
@@ -10,9 +10,6 @@ namespace {
 constexpr int kMaxSplit = 16;
 // Of a part: shorter ones do little but fill and drain.
 constexpr int kMinSteps = 4;
-constexpr int kRasterTokens = 2048;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Clocks of an A100, roughly, to be compared with each other only: what the busiest multiprocessor loads and
 // multiplies, and no less than its memory needs for the weights.
@@ -44,7 +41,7 @@ PortablePlan cut_portable(PortableOperands operands, int64_t m, int64_t n, int64
     plan.row_tiles = static_cast<int>(ceil_div(n, shape.rows()));
     plan.token_tiles = static_cast<int>(ceil_div(m, shape.tokens()));
     plan.steps = static_cast<int>(ceil_div(k, kBlockCols * portable_step_blocks(operands)));
-    plan.raster_group = std::min(plan.token_tiles, std::max(1, kRasterTokens / shape.tokens()));
+    plan.raster_group = std::min(plan.token_tiles, std::max(1, static_cast<int>(kRasterTokens) / shape.tokens()));
     return plan;
 }
 

@@ -75,6 +75,22 @@ def rotation(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
     return found
 
 
+def graph_us(launch: Callable[[int], object], launches: int) -> float:
+    """Return microseconds of a launch, of so many in a CUDA graph, as steps replay it; ``launch`` is given their numbers."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for i in range(launches):
+            launch(i)
+    graph.replay()
+    begin.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return 1e3 * float(begin.elapsed_time(end)) / launches
+
+
 def candidates(precision: int, m: int, n: int, k: int, num_sms: int) -> list[Config]:
     """Return the configs to time: those with the best predictions, but not more than a few that differ in the split only."""
     of_a_tile = 3

@@ -17,7 +17,7 @@ import torch
 
 from nestedfp.kernels import cuda_library, ops
 from nestedfp.kernels.cuda_library import BLOCK_COLS, MAX_WORKSPACE_BYTES, PackedWeight
-from nestedfp.kernels.tuning.gemm_tuning import rotation, spread
+from nestedfp.kernels.tuning.gemm_tuning import graph_us, rotation, spread
 from nestedfp.modes import Mode
 
 FAST_ROWS = (128, 160, 192, 224, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024)
@@ -112,17 +112,7 @@ class MixedLayer:
     def us(self, config: MixedConfig, launches: int = LAUNCHES) -> float:
         """Return microseconds of a product with this config, within a CUDA graph."""
         self._take(config)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for i in range(launches):
-                self.product(i)
-        graph.replay()
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        return 1e3 * float(begin.elapsed_time(end)) / launches
+        return graph_us(self.product, launches)
 
     def fastest(self, num_sms: int, until_s: float = math.inf, always_one: bool = False) -> MixedConfig:
         """Time the candidates, as many as there is time for, and the best of them against two launches.

@@ -4,8 +4,10 @@ vLLM gives such rows the index -1. Its operators for GPUs leave them out, those 
 layer has one slot more, which stays zero.
 """
 
-import functools
+from functools import partial
 from typing import Any
+
+from nestedfp.hooks import around
 
 
 def install() -> None:
@@ -13,15 +15,8 @@ def install() -> None:
     from vllm.lora import model_manager
 
     for name, place in (("from_layer", 1), ("from_layer_logits_processor", 2)):
-        original = getattr(model_manager, name)
-        if not getattr(original, "_nestedfp", False):
-            setattr(model_manager, name, _with_empty_slot(original, place))
+        around.put(model_manager, name, partial(_with_empty_slot, place))
 
 
-def _with_empty_slot(original: Any, place: int) -> Any:
-    @functools.wraps(original)
-    def make(*args: Any) -> Any:
-        return original(*args[:place], args[place] + 1, *args[place + 1 :])
-
-    make._nestedfp = True  # type: ignore[attr-defined]
-    return make
+def _with_empty_slot(place: int, original: Any, *args: Any) -> Any:
+    return original(*args[:place], args[place] + 1, *args[place + 1 :])

@@ -6,11 +6,12 @@ queries and every head of the KV cache fill a GPU without splits, and where they
 one split is as exact.
 """
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+
+from nestedfp.hooks import around
 
 _bounded_tokens = range(0)  # of steps with one split
 
@@ -24,21 +25,18 @@ def bound(above_tokens: int, up_to_tokens: int) -> None:
     """Give steps of more than ``above_tokens`` and up to ``up_to_tokens`` tokens one split, in this process. Idempotent."""
     global _bounded_tokens
     _bounded_tokens = range(above_tokens + 1, up_to_tokens + 1)
-    original = FlashAttentionMetadataBuilder.build
-    if getattr(original, "_nestedfp", False):
-        return
+    around.put(FlashAttentionMetadataBuilder, "build", _build)
 
-    @functools.wraps(original)
-    def build(self: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
-        tokens = common_attn_metadata.num_actual_tokens
-        if tokens not in _bounded_tokens or not self.use_full_cuda_graph:
-            return original(self, common_prefix_len, common_attn_metadata, fast_build)
-        before = self.max_cudagraph_size, self.max_num_splits
-        self.max_cudagraph_size, self.max_num_splits = tokens, 1
-        try:
-            return original(self, common_prefix_len, common_attn_metadata, fast_build)
-        finally:
-            self.max_cudagraph_size, self.max_num_splits = before
 
-    build._nestedfp = True  # type: ignore[attr-defined]
-    FlashAttentionMetadataBuilder.build = build  # type: ignore[method-assign]
+def _build(
+    original: Any, builder: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+) -> Any:
+    tokens = common_attn_metadata.num_actual_tokens
+    if tokens not in _bounded_tokens or not builder.use_full_cuda_graph:
+        return original(builder, common_prefix_len, common_attn_metadata, fast_build)
+    before = builder.max_cudagraph_size, builder.max_num_splits
+    builder.max_cudagraph_size, builder.max_num_splits = tokens, 1
+    try:
+        return original(builder, common_prefix_len, common_attn_metadata, fast_build)
+    finally:
+        builder.max_cudagraph_size, builder.max_num_splits = before

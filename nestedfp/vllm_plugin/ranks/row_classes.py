@@ -19,11 +19,11 @@ _exact: frozenset[str] = frozenset()  # of the step that runs
 _tokens: dict[str, int] = {}  # of each of its requests
 
 
-def begin_step(worker: Any, mode: Mode, scheduler_output: Any) -> None:
+def begin_step(mode: Mode, scheduler_output: Any) -> None:
     """Put a step's precision in force, that of each row where it has exact and fast ones.
 
     Raises:
-        RuntimeError: for a mixed step that this engine cannot run, or without exact rows or fast ones.
+        RuntimeError: for a mixed step of another mode, or without exact rows or fast ones.
     """
     global _exact, _tokens
     _exact = getattr(scheduler_output, "nestedfp_exact", frozenset())
@@ -31,8 +31,6 @@ def begin_step(worker: Any, mode: Mode, scheduler_output: Any) -> None:
     if not _exact:
         return
     _tokens = scheduler_output.num_scheduled_tokens
-    if why := obstacle(worker):
-        raise RuntimeError(f"a step has exact and fast rows, but {why}; the scheduler asks StepCosts.mixed_ms first")
     if mode is not Mode.FP8 or not _exact < _tokens.keys():
         raise RuntimeError(
             f"a mixed step needs mode fp8 and exact requests that are some of its {len(_tokens)}, got {mode.value} and {_exact}"

@@ -41,7 +41,6 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
     recompilation when it changes, and all layers of a step see the same value.
     """
 
-    _warm = False
     _step_costs: StepCosts | None = None
     _fp8_share = 0.0
     nestedfp_nested_experts = False
@@ -104,12 +103,7 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
 
     def execute_model(self, scheduler_output: Any) -> Any:
         mode = getattr(scheduler_output, "nestedfp_mode", None)
-        if mode is None and self._warm and scheduler_output.total_num_scheduled_tokens:
-            raise RuntimeError(
-                "a step arrived without a precision: the engine's scheduler is not nestedfp's; leave scheduler_cls "
-                "unset so that the nestedfp plugin fills it in"
-            )
-        row_classes.begin_step(self, mode or Mode.FP16, scheduler_output)
+        row_classes.begin_step(mode or Mode.FP16, scheduler_output)
         return super().execute_model(scheduler_output)
 
     def add_lora(self, lora_request: Any) -> bool:
@@ -125,7 +119,7 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
         return output if self._step_ends is None else self._step_ends.after(output)
 
     def compile_or_warm_up_model(self) -> Any:
-        drafts.precede(self.model_runner, lambda: ops.set_mode(Mode.FP16))
+        drafts.precede(self.model_runner, self._before_drafts)
         result = super().compile_or_warm_up_model()
         ops.set_mode(Mode.FP16)
         is_whole = self.parallel_config.pipeline_parallel_size == 1  # else no rank sees a whole step
@@ -139,11 +133,14 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
         with failure.reported():
             self._self_check = self_check.run(self.get_model(), is_fused=self._is_fused())
         logger.info("%s", self._self_check.line())
-        self._warm = True
         if not current_platform.is_cpu():
             self._step_ends = StepEnds()
-            drafts.precede(self.model_runner, self._step_ends.mark_before_drafts)
         return result
+
+    def _before_drafts(self) -> None:
+        if self._step_ends is not None:
+            self._step_ends.mark_before_drafts()
+        ops.set_mode(Mode.FP16)
 
     def reload_weights(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: CUDA graphs and compiled models hold the addresses of the planes and the outlier lists."""

@@ -22,15 +22,6 @@ class AskedPrecision(enum.StrEnum):
         return cls.EXACT if value == "fp16" else None
 
 
-def is_pinned(params: Any) -> bool:
-    """Return True if ``SamplingParams`` or ``PoolingParams`` ask for an exact answer; None asks for nothing.
-
-    Raises:
-        ValueError: see ``parse_asked``.
-    """
-    return asked_of(params) is AskedPrecision.EXACT
-
-
 def asked_of(params: Any) -> AskedPrecision | None:
     """Return what ``SamplingParams`` or ``PoolingParams`` ask for; None: nothing is said.
 

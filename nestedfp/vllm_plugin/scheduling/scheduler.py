@@ -7,18 +7,20 @@ outputs are executed in the order in which they were scheduled, so the attached 
 import copy
 import functools
 from collections.abc import Collection, Iterable, Iterator
+from math import inf
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
+from nestedfp.hooks import around
 from nestedfp.modes import DirectiveMode, Mode
-from nestedfp.steps.rows.row_state import MOST_PLANNED, fullness
-from nestedfp.steps.step_rule import StepRule, StepSignals, choose
+from nestedfp.steps.rows.row_state import MOST_PLANNED, Decode, Prompt, RowState, first_due_s, fullness
+from nestedfp.steps.step_rule import StepRule, choose
 from nestedfp.vllm_plugin.directives import directive_receiver
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
-from nestedfp.vllm_plugin.scheduling.deadline_watch import steady_s
+from nestedfp.vllm_plugin.scheduling.deadline_watch import next_due_s, steady_s
 from nestedfp.vllm_plugin.scheduling.mixins.control import EngineControl
-from nestedfp.vllm_plugin.scheduling.row_steps import RowStep, left_tokens
+from nestedfp.vllm_plugin.scheduling.row_steps import RowStep, by_request, left_tokens
 
 UNPLANNED_TOKENS = 64  # of a prompt that became ready while its step was being filled: the next one is planned with it
 
@@ -39,7 +41,7 @@ class PrecisionMixin(EngineControl):
         output = (
             super().schedule(*args, **kwargs)
             if deadlines_s is None
-            else self._schedule_by_row(deadlines_s, rule.tpot_grace_tokens, *args, **kwargs)
+            else self._schedule_as_planned(deadlines_s, rule.tpot_grace_tokens, *args, **kwargs)
         )
         self._see_unblocked()
         planned, self._planned = self._planned, None
@@ -87,15 +89,15 @@ class PrecisionMixin(EngineControl):
     ) -> tuple[Collection[str], str]:
         """Return the requests of a filled step whose rows run FP16, all or none but the pinned ones, and why."""
         pinned = self._pinned.keys() & scheduled.keys()
-        signals = StepSignals(tokens, has_pinned=bool(pinned) and not self._can_mix, budget_tokens=self._budget_tokens)
-        choice = choose(signals, directive, rule, self._step_costs)
-        if choice.mode is Mode.FP16 or self._fp16_only:
-            return scheduled.keys(), choice.reason
+        has_pinned = bool(pinned) and not self._can_mix
+        mode, reason = choose(tokens, self._budget_tokens, directive, rule, self._step_costs, has_pinned=has_pinned)
+        if mode is Mode.FP16 or self._fp16_only:
+            return scheduled.keys(), reason
         if pinned and not self._watch.times.classes_pay(
             rows := sum(scheduled[rid] for rid in pinned), tokens - rows, with_prompts=with_prompts
         ):
             return scheduled.keys(), "pinned"
-        return pinned, choice.reason
+        return pinned, reason
 
     def _of_planned(self, planned: RowStep, scheduled: dict[str, int]) -> Collection[str]:
         """Return the requests of a planned step whose rows run FP16."""
@@ -109,7 +111,7 @@ class PrecisionMixin(EngineControl):
         # vLLM may have left out, or taken, another one than planned.
         return scheduled.keys() if exact and not self._can_mix else exact
 
-    def _schedule_by_row(self, deadlines_s: tuple[float, float], grace: int, *args: Any, **kwargs: Any) -> Any:
+    def _schedule_as_planned(self, deadlines_s: tuple[float, float], grace: int, *args: Any, **kwargs: Any) -> Any:
         """Plan a step and have vLLM fill it so: prompts that are not to begin stay out of its sight meanwhile."""
         skipped = self._passed_over
         for request in reversed(list(self._in_turn(skipped))):  # no longer blocked: they wait as the others do
@@ -175,25 +177,37 @@ class PrecisionMixin(EngineControl):
         idle = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         starving = sum(request.status in idle for request in self._may_starve.values())
         inside = len(self.requests) - len(self._blocked) - starving
-        planned = self._rows.plan(
-            deadlines_s,
-            grace,
-            self._watch.times,
-            self._watch.begins_s(),
-            decodes,
-            line,
-            begun=begun,
-            places=self.scheduler_config.max_num_seqs - len(self.running),
-            pinned=self._pinned,
-            may_starve=self._may_starve,
-            cuts=self._cuts,
-            fullness=fullness(inside, self.scheduler_config.max_num_seqs, self.kv_cache_manager.usage),
+        exact = [request for request in decodes if request.nestedfp_class == "exact"]
+        fast = [request for request in decodes if request.nestedfp_class != "exact"]
+        (ttft_s, tpot_s), now_s = deadlines_s, self._watch.begins_s()
+        state = RowState(
+            now_s,
+            [self._as_decode(request, tpot_s, grace, now_s) for request in exact],
+            [self._as_decode(request, tpot_s, grace, now_s) for request in fast],
+            [self._as_prompt(request, ttft_s, now_s, has_begun=place < begun) for place, request in enumerate(line)],
+            self.scheduler_config.max_num_seqs - len(self.running),
+            self._budget_tokens,
+            tpot_s,
+            fullness(inside, self.scheduler_config.max_num_seqs, self.kv_cache_manager.usage),
+            max(map(left_tokens, decodes), default=1),
         )
+        planned = by_request(self._rows.plan(state, self._watch.times), exact, line)
         if self._everybody_runs:
             for rid in planned.resting:
                 del planned.most_tokens[rid]
             planned = planned._replace(resting=())
         return planned
+
+    def _as_decode(self, request: Request, tpot_s: float, grace: int, now_s: float) -> Decode:
+        due_s = inf if request.request_id in self._may_starve else next_due_s(request, tpot_s, grace, now_s)
+        return Decode(due_s, request.request_id in self._pinned)
+
+    def _as_prompt(self, request: Request, ttft_s: float, now_s: float, *, has_begun: bool) -> Prompt:
+        rid = request.request_id
+        is_due = rid not in self._may_starve and request.nestedfp_first_token_s is None
+        due_s = first_due_s(request.nestedfp_waits_since_s, ttft_s, now_s) if is_due else inf
+        is_exact = request.nestedfp_class == "exact" and due_s > -inf
+        return Prompt(left_tokens(request), due_s, is_exact, rid in self._pinned, has_begun, self._cuts(request))
 
     def _cuts(self, request: Request) -> bool:
         """Whether a step may compute any part of a request's prompt."""
@@ -269,26 +283,17 @@ def _open_directive_line(core: Any, path: str) -> None:
     directive_receiver.open_line(scheduler.nestedfp_set_directive, path)
 
 
-def _ask_workers_first(core: Any) -> None:
-    """Have an engine core ask its workers before its first request: an SLO may be in force without a directive. Idempotent."""
-    original = core.add_request
-    if getattr(original, "_nestedfp", False):
-        return
-
-    @functools.wraps(original)
-    def add_request(self: Any, *args: Any, **kwargs: Any) -> None:
-        _with_workers_answers(self)
-        original(self, *args, **kwargs)
-
-    add_request._nestedfp = True  # type: ignore[attr-defined]
-    core.add_request = add_request
+def _asks_workers_first(add_request: Any, core: Any, *args: Any, **kwargs: Any) -> None:
+    """An SLO may be in force without a directive, so a core asks its workers before its first request."""
+    _with_workers_answers(core)
+    add_request(core, *args, **kwargs)
 
 
 def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     """Build the engine's scheduler over the base that vLLM would have taken; vLLM calls this as ``scheduler_cls``."""
     from vllm.v1.engine.core import EngineCore
 
-    _ask_workers_first(EngineCore)
+    around.put(EngineCore, "add_request", _asks_workers_first)
     # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
     EngineCore.nestedfp_set_directive = _set_directive
     EngineCore.nestedfp_open_directive_line = _open_directive_line

@@ -26,7 +26,7 @@ from vllm.logger import init_logger
 from nestedfp.format import UPPER_SCALE
 from nestedfp.kernels import ops
 from nestedfp.kernels.cuda_library import BLOCK_ROWS, PackedWeight
-from nestedfp.kernels.tuning.gemm_tuning import rotation
+from nestedfp.kernels.tuning.gemm_tuning import graph_us, rotation
 from nestedfp.modes import Mode
 
 logger = init_logger("vllm.nestedfp")
@@ -226,20 +226,13 @@ def _portable(
 
 
 def _us(product: Product, x: torch.Tensor, weights: Sequence[PackedWeight]) -> float:
-    """Return microseconds of a product in a CUDA graph, as steps replay it, over weights that no cache holds."""
-    graph = torch.cuda.CUDAGraph()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for i in range(LAUNCHES):
-            weight = weights[i % len(weights)]
-            product(x, weight.upper, weight.lower, None, weight.n, weight.k)
-    graph.replay()
-    begin.record()
-    graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return 1e3 * begin.elapsed_time(end) / LAUNCHES
+    """Return microseconds of a product over weights that no cache holds."""
+
+    def launch(i: int) -> None:
+        weight = weights[i % len(weights)]
+        product(x, weight.upper, weight.lower, None, weight.n, weight.k)
+
+    return graph_us(launch, LAUNCHES)
 
 
 def _weight_scale(device: torch.device) -> torch.Tensor:

@@ -10,13 +10,14 @@ from vllm.v1.request import Request, RequestStatus
 
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.device_clock import DeviceClock
+from nestedfp.steps.rows.row_rule import RowRule
 from nestedfp.steps.step_costs import StepCosts
 from nestedfp.vllm_plugin.options import PluginOptions, rounds_kv
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, EngineTotals, RequestTokens
 from nestedfp.vllm_plugin.scheduling.deadline_watch import DeadlineWatch, arrived_s, steady_s
 from nestedfp.vllm_plugin.scheduling.exact_blocks import ALL, ExactBlocks
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision, asked_of
-from nestedfp.vllm_plugin.scheduling.row_steps import RowStep, RowSteps
+from nestedfp.vllm_plugin.scheduling.row_steps import RowStep
 from nestedfp.vllm_plugin.scheduling.waiting import WaitingRequests
 
 GRAMMAR_THREADS = 8
@@ -59,7 +60,7 @@ class RequestClasses(WaitingRequests):
         # Where a prompt, or an image in it, is computed in one step or not at all, a lower budget would keep it waiting for ever.
         self._cuts_prompts = settings.enable_chunked_prefill and not settings.disable_chunked_mm_input
         self._watch = DeadlineWatch(self._budget_tokens)
-        self._rows = RowSteps(self._budget_tokens)
+        self._rows = RowRule()
         self._planned: RowStep | None = None  # while vLLM fills a step that was planned by row
         self._everybody_runs = False  # for one step: the last plan gave nobody anything, for want of blocks
         self._totals = EngineTotals()
