@@ -122,6 +122,10 @@ def services(*lines: str, brief: bool = False) -> str:
     if all(worst) and not brief:
         headings = [*headings, "in the SLO in the worst 10 s, %"]
         rows = [[*row, _percent(min(each))] for row, each in zip(rows, worst, strict=True)]
+    cached = [mean(cell.cached_prompt_share or 0.0 for cell in cells) for cells in chosen]
+    if any(cached):
+        headings = [*headings, "cached prompt tokens, %"]
+        rows = [[*row, _percent(share)] for row, share in zip(rows, cached, strict=True)]
     facts = {name: [_cards(found.machine), *_load_facts(name, found.runs)] for name, found in measured.items()}
     return under(_conditions("run", facts), markdown(headings, rows))
 

@@ -17,8 +17,8 @@ from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
 from simulator.engine.row_steps import HoldingByRow
 
-# What a part of a prompt costs a step beside its tokens: the host prepares each request, attention has a part for each. Chosen so that
-# the exact answers of 24B and 8B are those that were measured around their knees (docs/benchmarks.md).
+# What a part of a prompt costs a step beside its tokens: the host prepares each request, attention has a part for each. Chosen so
+# that 24B and 8B have as many exact answers as were measured around their knees (docs/benchmarks.md).
 CHUNK_S = 0.6e-3
 
 
