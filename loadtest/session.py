@@ -60,7 +60,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress, key: str | None = N
     started = datetime.now(UTC)
     key = key if key or config.url is None else _key(config)
     with (
-        _results_folder(config.out / started.strftime("%Y%m%dT%H%M%SZ"), progress) as out_dir,
+        _results_folder(config.out / started.strftime("%Y%m%dT%H%M%S.%fZ"), progress) as out_dir,
         _service(config, key, out_dir, progress) as service,
     ):
         model, served_context = service.model()

@@ -93,7 +93,7 @@ def test_the_ladder_sheds_then_scales_and_takes_both_back():
 def test_an_engine_that_lets_everybody_in_and_is_slow_for_all_sheds_and_is_in_time_for_most():
     # Places for 1,000 at once, and for 40 s a tenth more than FP8 serves in time.
     table = TABLE.model_copy(update={"engine": TABLE.engine.model_copy(update={"max_num_seqs": 1000})})
-    crowd = [(0.5 + index / 130, 400, 60) for index in range(130 * 40)]
+    crowd = [(0.5 + index / 118, 400, 60) for index in range(118 * 40)]
 
     def in_time(ladder):
         config = policy_config("deadlines", ladder=ladder)

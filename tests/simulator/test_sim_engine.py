@@ -8,7 +8,7 @@ from sim_builders import FP8, FP16, drive, make_requests, make_table
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.step_rule import StepRule
 from simulator.engine.cost_table import EngineTable
-from simulator.engine.engine import Engine
+from simulator.engine.engine import CHUNK_S, Engine
 from simulator.engine.request import SimRequest
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ def serve(table: EngineTable, requests: Sequence[SimRequest], mode: DirectiveMod
 def test_a_request_alone_takes_one_prefill_step_and_one_step_a_token():
     (request,) = make_requests((2.0, 100, 4))
     engine = serve(make_table(), [request])
-    prefill_s = FP16.step_s(100, 0, 0)
+    prefill_s = FP16.step_s(100, 0, 0) + CHUNK_S
     decode_s = sum(FP16.step_s(1, 1, 100 + generated) for generated in range(3))
     assert request.first_s == pytest.approx(2.0 + prefill_s)
     assert request.finished_s == pytest.approx(2.0 + prefill_s + decode_s)
@@ -35,7 +35,7 @@ def test_a_request_alone_takes_one_prefill_step_and_one_step_a_token():
 def test_fp8_steps_cost_what_the_fp8_model_says():
     (request,) = make_requests((0.0, 1000, 1))
     serve(make_table(), [request], DirectiveMode.FP8)
-    assert request.finished_s == pytest.approx(FP8.step_s(1000, 0, 0))
+    assert request.finished_s == pytest.approx(FP8.step_s(1000, 0, 0) + CHUNK_S)
     assert (request.prompt_fp8, request.completion_fp8, request.prompt_fp16) == (1000, 1, 0)
 
 

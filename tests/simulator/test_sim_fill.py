@@ -82,7 +82,7 @@ def table(request: pytest.FixtureRequest) -> EngineTable:
 
 
 def test_an_engine_that_runs_fp8_when_it_is_half_full_keeps_its_places_for_a_burst(table: EngineTable) -> None:
-    sizes = Arrivals(((95, 6), (50, 4))).draw(0)
+    sizes = Arrivals(((85, 6), (50, 4))).draw(0)
     fp8, _ = directed(table, sizes, None)
     kept, _ = directed(table, sizes, DEADLINES)
     assert kept > fp8 - 0.06
