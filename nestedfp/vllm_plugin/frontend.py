@@ -191,8 +191,8 @@ def _added(
         collecting.added(state.request_id, 0 if request_index else len(tokens))
 
 
-def _received(process_outputs: Any, processor: Any, outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
-    for output in outputs:
+def _received(process_outputs: Any, processor: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+    for output in engine_core_outputs:
         state = processor.request_states.get(output.request_id)
         if (collecting := getattr(state, "nestedfp_collecting", None)) is not None:
             collecting.output_tokens += len(output.new_token_ids)
@@ -201,7 +201,7 @@ def _received(process_outputs: Any, processor: Any, outputs: list[Any], *args: A
             output.kv_transfer_params = params or None
             if collecting is not None:
                 collecting[state.request_id] = TokenCounts(*counts)
-    return process_outputs(processor, outputs, *args, **kwargs)
+    return process_outputs(processor, engine_core_outputs, *args, **kwargs)
 
 
 def _take(processor: Any, adapter: Any) -> None:
