@@ -24,6 +24,10 @@ KINDS: Sequence[tuple[str, dict[str, Any]]] = (
     ("/v1/chat/completions", {"max_tokens": 32}),
 )
 
+WITHOUT_LOGPROBS = tuple(
+    kind for kind in KINDS if "logprobs" not in kind[1]
+)  # of engines that sleep, which have no logits
+
 
 @dataclass(frozen=True)
 class Answer:

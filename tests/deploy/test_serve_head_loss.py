@@ -13,7 +13,7 @@ import ray_nodes
 import redis_run
 import yaml
 from live_service import MODEL, demo_config, wait_until
-from steady_load import SteadyLoad
+from steady_load import WITHOUT_LOGPROBS, SteadyLoad
 
 PORT = 8139
 PER_S = 2.0
@@ -72,7 +72,7 @@ def test_requests_go_on_while_the_head_dies_and_comes_back(cluster, config, tmp_
     assert wait_until(lambda: len(status(url).get("replicas", [])) == 2, 60, 1.0)
     before = replicas(cluster)
     assert len(before) == 2
-    with SteadyLoad([url], PER_S) as load:
+    with SteadyLoad([url], PER_S, WITHOUT_LOGPROBS) as load:
         assert wait_until(lambda: len(load.answers) > 20, 120)
         process_of(cluster, 0, "gcs_server").kill()
         killed_s = time.monotonic()

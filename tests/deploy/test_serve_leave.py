@@ -14,7 +14,7 @@ import ray_nodes
 import yaml
 from live_service import demo_config, wait_until
 from processes import ROOT
-from steady_load import KINDS, SteadyLoad
+from steady_load import WITHOUT_LOGPROBS, SteadyLoad
 
 PORT = 8137
 PER_S = 1.0
@@ -84,8 +84,7 @@ def test_a_node_that_leaves_under_load_loses_no_request(cluster, config, tmp_pat
     head = leave(cluster, 0)
     assert "is the cluster's head, which cannot leave it" in head.communicate(timeout=60)[0]
     assert head.returncode == 2
-    kinds = [kind for kind in KINDS if "logprobs" not in kind[1]]  # engines that sleep have no logits
-    with SteadyLoad([stays, leaves], PER_S, kinds) as load:
+    with SteadyLoad([stays, leaves], PER_S, WITHOUT_LOGPROBS) as load:
         assert wait_until(lambda: len(load.answers) > 20, 120)
         began_s = time.monotonic()
         leaving = leave(cluster, 1)
