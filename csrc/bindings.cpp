@@ -36,7 +36,8 @@ void set_mixed(Tensor is_exact) {
 
 int64_t get_mode() { return mode_in_force().mode; }
 
-bool is_mixed() { return mode_in_force().rows > 0; }
+// 0: no mixed step is in force; -1: one whose exact rows are not the first ones.
+int64_t exact_rows() { return mode_in_force().rows > 0 ? mode_in_force().exact_rows.load() : 0; }
 
 // Where the mode is, as an integer, for the library of CUDA kernels, which reads it in every call.
 int64_t mode_address() { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(&mode_in_force())); }
@@ -71,7 +72,7 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("set_mode(int mode) -> ()");
     m.def("set_mixed(Tensor is_exact) -> ()");
     m.def("get_mode() -> int");
-    m.def("is_mixed() -> bool");
+    m.def("exact_rows() -> int");
     m.def("mode_address() -> int");
     m.def("cpu_isa() -> str");
 }
@@ -80,7 +81,7 @@ STABLE_TORCH_LIBRARY_IMPL(nestedfp, CompositeExplicitAutograd, m) {
     m.impl("set_mode", TORCH_BOX(&nestedfp::set_mode));
     m.impl("set_mixed", TORCH_BOX(&nestedfp::set_mixed));
     m.impl("get_mode", TORCH_BOX(&nestedfp::get_mode));
-    m.impl("is_mixed", TORCH_BOX(&nestedfp::is_mixed));
+    m.impl("exact_rows", TORCH_BOX(&nestedfp::exact_rows));
     m.impl("mode_address", TORCH_BOX(&nestedfp::mode_address));
     m.impl("cpu_isa", TORCH_BOX(&nestedfp::cpu_isa));
 }

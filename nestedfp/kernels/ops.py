@@ -46,10 +46,15 @@ def set_mixed(is_exact: torch.Tensor) -> None:
     _OPS.set_mixed(is_exact)
 
 
+def exact_rows() -> int:
+    """Return how many rows of ``set_mixed``, the first ones, run in FP16; 0 where it is not in force, -1 where they are not the first."""
+    rows: int = _OPS.exact_rows()
+    return rows
+
+
 def is_mixed() -> bool:
     """Return whether ``set_mixed`` is in force."""
-    mixed: bool = _OPS.is_mixed()
-    return mixed
+    return exact_rows() != 0
 
 
 def get_mode() -> Mode:

@@ -8,9 +8,10 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes
+from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes, mixed_sizes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -21,7 +22,7 @@ with warnings.catch_warnings():
     from vllm.v1.worker.gpu import cudagraph_utils
 
     from nestedfp.kernels import ops
-    from nestedfp.vllm_plugin.ranks.graphs import FAST, DualPrecisionGraphManager, in_capture_order, mode_of
+    from nestedfp.vllm_plugin.ranks.graphs import EXACT_ROW, FAST, DualPrecisionGraphManager, in_capture_order, mode_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM imports later
 
@@ -78,6 +79,7 @@ def graph_manager(
     flash=False,
     linear_weights=0,
     adapters=None,
+    mixed=False,
     **parallel,
 ):
     """vLLM's own graph manager with our two sets of graphs, as far as it needs no GPU."""
@@ -104,7 +106,7 @@ def graph_manager(
         model_config=SimpleNamespace(is_encoder_decoder=False),
     )
     manager = object.__new__(DualPrecisionGraphManager)
-    manager.linear_weights = linear_weights
+    manager.linear_weights, manager.runs_mixed = linear_weights, lambda: mixed
     with pytest.MonkeyPatch.context() as patched:
         stage = SimpleNamespace(is_first_rank=True, is_last_rank=True)
         patched.setattr(cudagraph_utils, "get_pp_group", lambda: stage)
@@ -168,6 +170,56 @@ def test_every_number_of_adapters_has_its_graphs_in_both_precisions(monkeypatch,
                 assert found.cg_mode == CUDAGraphMode.FULL
                 assert (mode_of(found.num_active_loras), found.num_active_loras % FAST) == (mode, case)
                 assert (mode, case, found.num_tokens) in seen
+
+
+def test_graphs_of_both_kinds_of_rows_have_fast_ones_and_hold_what_is_beyond_one_launch_s_exact_rows():
+    sizes = mixed_sizes(1100)
+    assert sizes == sorted(set(sizes))
+    assert all(exact < total for exact, total in sizes)
+    assert {total for exact, total in sizes if exact == 64} == {*range(128, 1025, 64), 1100}
+    assert mixed_sizes(64) == []
+
+
+def test_a_step_of_both_kinds_of_rows_replays_the_graph_with_the_fewest_exact_rows_that_holds_it(
+    monkeypatch, fp16_again
+):
+    manager, captured = graph_manager(2048, whole_graph_tokens=512, mixed=True), {}
+
+    def capture(self, lora_capture_hook):
+        for descs in self._capture_descs.values():
+            for desc in descs:
+                lora_capture_hook(desc.num_active_loras, 1, desc.num_tokens)
+                captured[desc] = ops.get_mode(), ops.exact_rows()
+
+    monkeypatch.setattr(cudagraph_utils.ModelCudaGraphManager, "capture", capture)
+    manager.capture()
+    assert (ops.get_mode(), ops.exact_rows()) == (Mode.FP16, 0)
+    for exact, rows, graph in (
+        (1, 2, (64, 128)),
+        (50, 350, (64, 384)),
+        (64, 129, (64, 192)),
+        (65, 1025, (128, 1152)),
+        (512, 2048, (512, 2048)),
+    ):
+        ops.set_mixed(torch.arange(rows) < exact)
+        found = manager.dispatch(60, rows, None, max_query_len=rows)
+        assert (found.cg_mode, found.num_tokens, found.num_reqs) == (CUDAGraphMode.PIECEWISE, graph[1], None)
+        assert captured[found] == (Mode.FP8, graph[0])
+        assert mode_of(found.num_active_loras) is Mode.FP8
+        assert found.num_active_loras // EXACT_ROW == graph[0]
+    for exact, rows in ((513, 2000), (64, 2049)):
+        ops.set_mixed(torch.arange(rows) < exact)
+        assert manager.dispatch(60, rows, None).cg_mode == CUDAGraphMode.NONE
+
+
+@pytest.mark.parametrize(
+    "changes", [{"mixed": False}, {"mixed": True, "adapters": [0, 5]}, {"mode": "FULL_DECODE_ONLY"}]
+)
+def test_an_engine_that_runs_no_such_steps_or_counts_adapters_has_no_graphs_of_both_kinds_of_rows(changes, fp16_again):
+    manager = graph_manager(2048, **{"mixed": True, **changes})
+    assert all(desc.num_active_loras < EXACT_ROW for descs in manager._capture_descs.values() for desc in descs)
+    ops.set_mixed(torch.arange(300) < 50)
+    assert manager.dispatch(60, 300, None).cg_mode == CUDAGraphMode.NONE
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ GemmConfig best_config(const GemmDesc& desc, int num_sms) {
     double best_us = std::numeric_limits<double>::infinity();
     for (const auto& [predicted, config] : found) {
         if (predicted > kPromising * least_us) continue;
-        const double us = corrected_us(desc, config, predicted, timings);
+        const double us = corrected_us(config, predicted, timings);
         if (us >= best_us) continue;
         best_us = us;
         best = config;
@@ -90,10 +90,13 @@ GemmConfig best_config(const GemmDesc& desc, int num_sms) {
     return best;
 }
 
+// A choice takes longer than a launch, and steps without a CUDA graph have any number of tokens: a few counts stand for
+// all.
+int64_t rounded_tokens(int64_t m) { return m <= 16 ? m : m <= 1024 ? 8 * ceil_div(m, 8) : 64 * ceil_div(m, 64); }
+
 }  // namespace
 
 GemmConfig choose_config(const GemmDesc& desc, int num_sms) {
-    // Predictions for each of a model's hundred GEMMs would show in a step without a CUDA graph.
     using Problem = std::tuple<Precision, int64_t, int64_t, int64_t, int>;
     constexpr size_t kRemembered = 1 << 16;
     thread_local std::map<Problem, GemmConfig> remembered;
@@ -102,10 +105,14 @@ GemmConfig choose_config(const GemmDesc& desc, int num_sms) {
         remembered.clear();
         version = now;
     }
-    const Problem problem{desc.precision, desc.m, desc.n, desc.k, num_sms};
-    if (const auto found = remembered.find(problem); found != remembered.end()) return found->second;
-    const GemmConfig config = best_config(desc, num_sms);
-    return remembered.emplace(problem, config).first->second;
+    const auto config_of = [&](const GemmDesc& problem) {
+        const auto [found, is_new] =
+            remembered.try_emplace({problem.precision, problem.m, problem.n, problem.k, num_sms});
+        if (is_new) found->second = best_config(problem, num_sms);
+        return found->second;
+    };
+    const GemmConfig config = config_of({desc.precision, rounded_tokens(desc.m), desc.n, desc.k});
+    return is_valid(desc, config, num_sms, nullptr) ? config : config_of(desc);
 }
 
 }  // namespace nestedfp::cuda

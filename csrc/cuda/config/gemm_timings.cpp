@@ -12,9 +12,15 @@ namespace {
 
 using Key = std::tuple<Precision, int64_t, int64_t>;
 
+struct Taken {
+    int64_t m;
+    GemmConfig config;
+    double log_error;
+};
+
 std::mutex mutex;
-std::map<Key, std::vector<Timing>>& all_timings() {
-    static std::map<Key, std::vector<Timing>> all;
+std::map<Key, std::vector<Taken>>& all_timings() {
+    static std::map<Key, std::vector<Taken>> all;
     return all;
 }
 std::atomic<uint64_t> version{0};
@@ -29,12 +35,11 @@ int kind_of(const GemmConfig& config) {
 
 // In doublings of the token count. Weights and the prior were chosen on timings of random problems, of which each token
 // count was predicted from those of the others.
-double distance_squared(int64_t m, const GemmConfig& config, const Timing& timing) {
-    const double tokens = std::log2(static_cast<double>(m) / static_cast<double>(timing.m));
-    const bool is_same_split = kind_of(config) == kind_of(timing.config) && config.split == timing.config.split;
-    const double split = is_same_split ? 0 : kind_of(config) == kind_of(timing.config) ? 0.5 : 1;
+double distance_squared(const GemmConfig& config, const Timing& timing) {
+    const bool is_same_kind = kind_of(config) == kind_of(timing.config);
+    const double split = is_same_kind && config.split == timing.config.split ? 0 : is_same_kind ? 0.5 : 1;
     const double other = (config.tile == timing.config.tile ? 0 : 1) + split;
-    return tokens * tokens + other * other;
+    return timing.tokens_squared + other * other;
 }
 
 constexpr double kNearest = 0.01;  // squared distance below which timings count alike
@@ -62,16 +67,21 @@ std::vector<Timing> timings_of(const GemmDesc& desc) {
     const std::lock_guard lock(mutex);
     const auto found = all_timings().find(key_of(desc));
     if (found == all_timings().end()) return {};
+    std::vector<Timing> seen;
+    seen.reserve(found->second.size());
     int64_t most = 0;
-    for (const Timing& timing : found->second) most = std::max(most, timing.m);
-    return desc.m > kBeyond * most ? std::vector<Timing>{} : found->second;
+    for (const Taken& taken : found->second) {
+        most = std::max(most, taken.m);
+        const double tokens = std::log2(static_cast<double>(desc.m) / static_cast<double>(taken.m));
+        seen.push_back({taken.config, taken.log_error, tokens * tokens});
+    }
+    return desc.m > kBeyond * most ? std::vector<Timing>{} : seen;
 }
 
-double corrected_us(const GemmDesc& desc, const GemmConfig& config, double predicted_us,
-                    const std::vector<Timing>& timings) {
+double corrected_us(const GemmConfig& config, double predicted_us, const std::vector<Timing>& timings) {
     double weights = kPriorWeight, sum = 0;
     for (const Timing& timing : timings) {
-        const double squared = kNearest + distance_squared(desc.m, config, timing);
+        const double squared = kNearest + distance_squared(config, timing);
         const double weight = 1 / (squared * squared);
         weights += weight;
         sum += weight * timing.log_error;

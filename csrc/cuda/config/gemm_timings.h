@@ -9,10 +9,11 @@
 
 namespace nestedfp::cuda {
 
+// One of them, as seen from a problem.
 struct Timing {
-    int64_t m;
     GemmConfig config;
-    double log_error;  // log(measured / predicted)
+    double log_error;       // log(measured / predicted)
+    double tokens_squared;  // how far the token counts are apart, in doublings, squared
 };
 
 // Adds one timing of desc's N, K and precision. Thread-safe.
@@ -24,12 +25,11 @@ void forget_timings();
 // Changes whenever timings were taken or forgotten, so that whoever remembers a choice knows to ask again.
 uint64_t timings_version();
 
-// All timings of desc's N, K and precision; none if it has many more tokens than any of them.
+// All timings of desc's N, K and precision, as seen from desc; none if it has many more tokens than any of them.
 std::vector<Timing> timings_of(const GemmDesc& desc);
 
 // The predicted microseconds times the errors that the model made in `timings`, weighted by nearness: the same config
 // at the same token count counts alone, another tile as much as another split or twice as many tokens.
-double corrected_us(const GemmDesc& desc, const GemmConfig& config, double predicted_us,
-                    const std::vector<Timing>& timings);
+double corrected_us(const GemmConfig& config, double predicted_us, const std::vector<Timing>& timings);
 
 }  // namespace nestedfp::cuda

@@ -33,6 +33,20 @@ def larger_sizes(largest: int, up_to: int) -> list[int]:
     return sorted(n for n in spaced | {up_to} if n > largest)
 
 
+# Exact rows of a graph of a step of both kinds: 64 are what one launch for both has room for (csrc/cuda/config/mixed.h).
+MIXED_EXACT_ROWS = (64, 128, 192, 256, 384, 512)
+
+
+def mixed_sizes(up_to: int) -> list[tuple[int, int]]:
+    """Return exact rows and all rows of the graphs of steps with exact and fast rows, in the order in which they are looked through.
+
+    A step replays the first that holds it. Fast rows that lie within a graph's exact ones are computed in FP16.
+    """
+    apart = ((n, 64 if n <= 1024 else 128) for n in range(64, up_to + 1, 64))
+    totals = sorted({n for n, step in apart if n % step == 0} | {up_to})
+    return [(exact, total) for exact in MIXED_EXACT_ROWS for total in totals if total > exact]
+
+
 def host_bound_tokens(model: ModelSize, mode: Mode, multiprocessors: int, in_pieces: bool = False) -> int:
     """Return the most tokens of a step that the GPU computes sooner than the host launches it.
 

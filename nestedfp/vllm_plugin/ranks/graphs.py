@@ -7,9 +7,12 @@ Capture, dispatch, piecewise keys and memory accounting then work as they are.
 Steps with prompts in them also get graphs above vLLM's largest size, as far as the host launches a step's kernels no faster
 than the GPU computes them: in FP8 mode that is further than in FP16 mode. For small models that holds for piecewise graphs as
 well, a launch for each piece between two attentions: where attention can be captured, steps with prompts have whole ones.
+
+Steps of exact and fast rows have graphs in pieces, for some numbers of exact rows and of all rows: without one the host takes 33 to
+40 ms to launch a step of 32 layers, longer than the GPU computes it, and then looks at the tokens of the step before too late.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -23,11 +26,12 @@ from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import attention_splits, row_classes
-from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes
+from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes, mixed_sizes
 
 logger = init_logger("vllm.nestedfp")
 
 FAST = 1 << 16  # more adapters than vLLM takes
+EXACT_ROW = 2 * FAST  # of a mixed step, counted above the key of FP8's graphs
 _sort_batch = model_runner.sort_batch_req_ids
 MIN_WHOLE_TOKENS = 32  # steps with prompts have hardly ever fewer
 
@@ -37,9 +41,11 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
 
     Attributes:
         linear_weights: of this process's model, in all its linear layers; 0: not known, and graphs of all sizes are captured.
+        runs_mixed: whether its steps may have exact and fast rows.
     """
 
     linear_weights: ClassVar[int] = 0
+    runs_mixed: ClassVar[Callable[[], bool]] = staticmethod(lambda: False)
 
     def __init__(self, *args: Any, lora_capture_cases: list[int] | None = None, **kwargs: Any) -> None:
         adapters = lora_capture_cases or [0]
@@ -56,10 +62,12 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         config = self.compilation_config
         sizes = config.cudagraph_capture_sizes
         wanted = PluginOptions.of(self.vllm_config).graph_tokens
+        self._mixed: list[cudagraph_utils.BatchExecutionDescriptor] = []
         if not sizes or self.cudagraph_mode.mixed_mode() != CUDAGraphMode.PIECEWISE:
             super()._init_candidates()
             return
-        larger = larger_sizes(max(sizes), min(wanted, self.vllm_config.scheduler_config.max_num_batched_tokens))
+        wanted = min(wanted, self.vllm_config.scheduler_config.max_num_batched_tokens)
+        larger = larger_sizes(max(sizes), wanted)
         config.cudagraph_capture_sizes = [*sizes, *larger]
         try:
             super()._init_candidates()
@@ -76,6 +84,10 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
                 attention_splits.bound(max(sizes), max(beyond))
                 whole += beyond
             self._add_whole_graphs({case: [size for size in whole if size <= most[case]] for case in most})
+        if cases == [key(0, mode) for mode in Mode] and self.runs_mixed():
+            up_to = min(wanted, self._host_bound_tokens(key(0, Mode.FP8), in_pieces=False))
+            self._mixed = [mixed_desc(*size) for size in mixed_sizes(up_to)]
+            self._capture_descs[CUDAGraphMode.PIECEWISE] += self._mixed
         for case in (key(0, mode) for mode in Mode):
             logger.info_once(
                 "CUDA graphs of steps with prompts, %s: whole up to %d tokens, in pieces up to %d; beyond, the GPU is the limit",
@@ -177,10 +189,13 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
     def capture(self, *args: Any, lora_capture_hook: Any = None, **kwargs: Any) -> None:
         before = ops.get_mode()
 
-        def prepare(case: int, *sizes: int) -> None:
-            ops.set_mode(mode_of(case))
+        def prepare(case: int, requests: int, tokens: int) -> None:
+            if exact_rows := case // EXACT_ROW:
+                ops.set_mixed(torch.arange(tokens, device="cpu") < exact_rows)
+            else:
+                ops.set_mode(mode_of(case))
             if lora_capture_hook is not None:
-                lora_capture_hook(case % FAST, *sizes)
+                lora_capture_hook(case % FAST, requests, tokens)
 
         try:
             super().capture(*args, lora_capture_hook=prepare, **kwargs)
@@ -196,8 +211,12 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         max_query_len: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        if ops.is_mixed():  # hundreds of rows: the host launches its kernels while the GPU computes
-            return cudagraph_utils.BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
+        if exact_rows := ops.exact_rows():
+            fits = (
+                d for d in self._mixed if d.num_active_loras // EXACT_ROW >= exact_rows and d.num_tokens >= num_tokens
+            )
+            found = next(fits, None) if self._graphs_captured else None
+            return found or cudagraph_utils.BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
         case = key(num_active_loras, ops.get_mode())
         return super().dispatch(num_reqs, num_tokens, uniform_token_count, case, max_query_len, **kwargs)
 
@@ -205,6 +224,12 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
 def key(adapters: int, mode: Mode) -> int:
     """Return the second key of the graphs of a precision with so many active adapters."""
     return adapters + FAST * (mode is Mode.FP8)
+
+
+def mixed_desc(exact_rows: int, tokens: int) -> cudagraph_utils.BatchExecutionDescriptor:
+    """Return what vLLM knows the graph of a step by that has so many exact rows, and fast ones."""
+    case = key(0, Mode.FP8) + exact_rows * EXACT_ROW
+    return cudagraph_utils.BatchExecutionDescriptor(CUDAGraphMode.PIECEWISE, tokens, None, num_active_loras=case)
 
 
 def mode_of(case: int) -> Mode:
@@ -238,12 +263,14 @@ def _sort_exact_first(*args: Any) -> list[str]:
     return row_classes.exact_first(_sort_batch(*args))
 
 
-def install(linear_weights: int) -> None:
+def install(linear_weights: int, runs_mixed: Callable[[], bool]) -> None:
     """Make the V2 model runner of this process use two sets of graphs, and order mixed steps. Idempotent.
 
     Args:
         linear_weights: of its model, in all linear layers of this rank.
+        runs_mixed: whether its steps may have exact and fast rows; asked once the model is ready for its graphs.
     """
     DualPrecisionGraphManager.linear_weights = linear_weights
+    DualPrecisionGraphManager.runs_mixed = staticmethod(runs_mixed)
     model_runner.ModelCudaGraphManager = DualPrecisionGraphManager
     model_runner.sort_batch_req_ids = _sort_exact_first

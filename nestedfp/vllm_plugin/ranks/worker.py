@@ -76,7 +76,7 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
             else:
                 from nestedfp.vllm_plugin.ranks import graphs
 
-                graphs.install(found.linear_weights)
+                graphs.install(found.linear_weights, lambda: row_classes.obstacle(self) is None)
 
     def determine_available_memory(self) -> int:
         with failure.reported():  # the engine core finds too small a cache itself, and tells nobody
