@@ -47,7 +47,7 @@ def set_mixed(is_exact: torch.Tensor) -> None:
 
 
 def exact_rows() -> int:
-    """Return how many rows of ``set_mixed``, the first ones, run in FP16; 0 where it is not in force, -1 where they are not the first."""
+    """Return how many rows of ``set_mixed`` run in FP16: 0 where it is not in force, -1 where they are not the first rows."""
     rows: int = _OPS.exact_rows()
     return rows
 

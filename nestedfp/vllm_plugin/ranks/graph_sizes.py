@@ -34,16 +34,16 @@ def larger_sizes(largest: int, up_to: int) -> list[int]:
 
 
 # Exact rows of a graph of a step of both kinds: 64 are what one launch for both has room for (csrc/cuda/config/mixed.h).
-MIXED_EXACT_ROWS = (64, 128, 192, 256, 384, 512)
+MIXED_EXACT_ROWS = (64, 128, 192, 256, 384, 512, 640, 768, 1024)
 
 
 def mixed_sizes(up_to: int) -> list[tuple[int, int]]:
-    """Return exact rows and all rows of the graphs of steps with exact and fast rows, in the order in which they are looked through.
+    """Return exact rows and all rows of each graph of a step that has exact and fast ones, in the order in which they are tried.
 
     A step replays the first that holds it. Fast rows that lie within a graph's exact ones are computed in FP16.
     """
-    apart = ((n, 64 if n <= 1024 else 128) for n in range(64, up_to + 1, 64))
-    totals = sorted({n for n, step in apart if n % step == 0} | {up_to})
+    apart = [*range(64, 769, 64), *range(896, up_to, 128)]
+    totals = [n for n in apart if n < up_to] + [up_to]
     return [(exact, total) for exact in MIXED_EXACT_ROWS for total in totals if total > exact]
 
 
