@@ -158,6 +158,9 @@ ranks/graphs: captures CUDA graphs for both precisions and for steps with prompt
     vllm.v1.worker.gpu.cudagraph_utils:ModelCudaGraphManager.dispatch(self, num_reqs, num_tokens,
         uniform_token_count, num_active_loras, max_query_len)
     vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager._init_candidates(self)
+    vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager#_candidates
+    vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager#_capture_descs
+    vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager#_graphs_captured
 """
 
 
