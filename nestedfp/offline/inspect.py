@@ -1,7 +1,6 @@
-"""What a checkpoint's linear layers are like and what the loader makes of them: one report, for a table, a plot and JSON."""
+"""What a checkpoint's linear layers are like and what the loader makes of them: one report, for a table and JSON."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,13 +168,3 @@ def table(found: Inspection) -> str:
         f"{found.nbytes / 1e9:.3g} GB of weights, {covered:.1%} {'have' if found.has_values else 'may have'} an FP8 mode"
     )
     return "\n".join(lines)
-
-
-def per_layer(found: Inspection) -> Mapping[str, list[tuple[int, float]]]:
-    """Return for a plot: by type of layer, the layer's number and its largest |w|."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for layer in found.linear:
-        number = next((int(part) for part in layer.module.split(".") if part.isdigit()), 0)
-        if layer.profile:
-            curves.setdefault(layer.gemm, []).append((number, layer.profile.largest))
-    return curves

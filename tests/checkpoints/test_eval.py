@@ -58,7 +58,7 @@ def test_greedy_answers_part_where_they_part():
 @pytest.mark.engine
 @pytest.mark.slow
 def test_the_command_compares_every_way_to_compute_with_plain_vllm(tmp_path):
-    stdout, report = evaluated(tmp_path, "--tokens", "512", "--answers", "2", "--plot", str(tmp_path / "e.svg"))
+    stdout, report = evaluated(tmp_path, "--tokens", "512", "--answers", "2")
     classes = report["classes"]
     plain, exact, fast = classes["plain vLLM, FP16"], classes["exact"], classes["fast"]
     assert plain["kl_all"] == pytest.approx(0, abs=1e-6)
