@@ -2,7 +2,7 @@
 #include "cuda/capi/capi.h"
 #include "cuda/config/gemm.h"
 #include "cuda/config/stream_k.h"
-#include "cuda/host/device_gemm.h"
+#include "cuda/host/gpu_traits.h"
 #include "cuda/portable/plan.h"
 
 using namespace nestedfp::cuda;

@@ -167,7 +167,7 @@ def valid_configs(
 
 @cache
 def _timing_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one for all: each takes a set of semaphores (csrc/cuda/host/semaphores.h)
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one for all: each takes a set of semaphores (csrc/cuda/host/launch.h)
 
 
 class Chain:

@@ -4,9 +4,8 @@
 #include <exception>
 
 #include "cuda/capi/capi.h"
-#include "cuda/host/device_gemm.h"
+#include "cuda/host/gpu_traits.h"
 #include "cuda/host/launch.h"
-#include "cuda/host/semaphores.h"
 #include "cuda/kernels/chain.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/portable/launch.h"

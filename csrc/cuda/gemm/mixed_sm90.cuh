@@ -6,7 +6,6 @@
 // room for are multiplied by other thread blocks of the same launch, as gemm_sm90.cuh does it.
 #pragma once
 
-#include "cuda/gemm/decode.cuh"
 #include "cuda/gemm/gemm_sm90.cuh"
 #include "cuda/gemm/mixed_traits.cuh"
 
@@ -107,12 +106,6 @@ class MixedConsumer {
 
   private:
     using Ring = RingCursor<T::kStages, T::kStageBytes>;
-    using Fragments = uint32_t[4][4];  // [k slice of 16][wgmma A register]
-
-    // What a thread reads of one stage's weights: rows r (top) and r + 8 (bottom), 16 bytes of each plane.
-    struct Raw {
-        uint4 upper_top, lower_top, upper_bottom, lower_bottom;
-    };
 
     NESTEDFP_DEVICE Raw read_weights(uint32_t full) const {
         const uint32_t upper = Ring::template offset<1>(full) + upper_bytes_;
@@ -158,24 +151,6 @@ class MixedConsumer {
         WgmmaHalf<T::kExact>::issue(sum, f[2], swizzled_descriptor(x + 4), 1);
         WgmmaHalf<T::kExact>::issue(sum, f[3], swizzled_descriptor(x + 6), 1);
         wgmma_commit();
-    }
-
-    template <int J>
-    NESTEDFP_DEVICE static uint32_t word(const uint4& v) {
-        return J == 0 ? v.x : J == 1 ? v.y : J == 2 ? v.z : v.w;
-    }
-
-    template <int J>
-    NESTEDFP_DEVICE static void decode_slice(const Raw& raw, Fragments& f) {
-        decode4(word<J>(raw.upper_top), word<J>(raw.lower_top), f[J][0], f[J][2]);
-        decode4(word<J>(raw.upper_bottom), word<J>(raw.lower_bottom), f[J][1], f[J][3]);
-    }
-
-    NESTEDFP_DEVICE static void decode(const Raw& raw, Fragments& f) {
-        decode_slice<0>(raw, f);
-        decode_slice<1>(raw, f);
-        decode_slice<2>(raw, f);
-        decode_slice<3>(raw, f);
     }
 
     NESTEDFP_DEVICE void release(uint32_t full) {

@@ -8,7 +8,6 @@
 #include <unordered_map>
 
 #include "cuda/gemm/kernel_args.h"
-#include "cuda/host/semaphores.h"
 #include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {

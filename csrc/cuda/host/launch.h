@@ -5,7 +5,6 @@
 
 #include "cuda/config/gemm.h"
 #include "cuda/config/mixed.h"
-#include "cuda/config/outlier_list.h"
 
 struct CUstream_st;
 
@@ -37,6 +36,16 @@ struct GemmArgs {
     // and token_scale of the fast ones.
     const uint8_t* codes = nullptr;
 };
+
+// Semaphores of split-K with a global workspace: zeros in device memory that count the partial sums that are there.
+// Each stream has a set, allocated once per device; GEMMs of one stream run one after another and use the same.
+// prepare_semaphores allocates the current device's, and nothing the second time. Returns a cudaError_t.
+int prepare_semaphores();
+
+// kSemaphores zeros of the current device for GEMMs on `stream`; null before prepare_semaphores, or when more streams
+// ask than there are sets. A captured graph keeps those of the stream it was captured on, as it keeps cuBLAS's
+// workspace: graphs captured on one stream must not be replayed at the same time.
+int* stream_semaphores(CUstream_st* stream);
 
 // Loads every tile onto the current device and allocates its semaphores, so that no later launch, perhaps under graph
 // capture, has to. Returns a cudaError_t.

@@ -1,12 +1,10 @@
-#include "cuda/host/semaphores.h"
-
 #include <cuda_runtime.h>
 
 #include <map>
 #include <mutex>
 #include <utility>
 
-#include "cuda/config/gemm.h"
+#include "cuda/host/launch.h"
 
 namespace nestedfp::cuda {
 namespace {
