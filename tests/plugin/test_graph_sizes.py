@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes
+from nestedfp.vllm_plugin.ranks.graph_sizes import host_bound_tokens, larger_sizes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -41,8 +41,8 @@ def test_sizes_lie_above_vllm_s_and_end_at_the_limit():
 
 def test_the_host_is_the_limit_further_on_in_fp8_mode_and_with_small_models():
     def limits(billions, layers, multiprocessors=132):
-        size = ModelSize(int(billions * 1e9), layers)
-        return [host_bound_tokens(size, mode, multiprocessors) for mode in (Mode.FP16, Mode.FP8)]
+        size = int(billions * 1e9), layers
+        return [host_bound_tokens(*size, mode, multiprocessors) for mode in (Mode.FP16, Mode.FP8)]
 
     small, large = limits(7, 32), limits(23, 40)
     # Steps of the 24B shape in FP16 mode take the GPU 45 ms from 550 tokens on, and the host 50 at most.
@@ -187,7 +187,7 @@ def h100(monkeypatch):
 def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(h100, flash_attention_3, up_to):
     layers = ("ALWAYS",) * 40
     manager = graph_manager(2048, linear_weights=23_000_000_000, supports=layers, whole_graph_tokens=up_to, flash=True)
-    most = [host_bound_tokens(ModelSize(23_000_000_000, 40), mode, 132) for mode in (Mode.FP16, Mode.FP8)]
+    most = [host_bound_tokens(23_000_000_000, 40, mode, 132) for mode in (Mode.FP16, Mode.FP8)]
     for precision, tokens in zip(KEYS, most, strict=True):
         expected = [size for size in [512, *larger_sizes(512, 2048)] if size <= tokens]
         assert len(expected) > 1
@@ -224,7 +224,7 @@ def test_whole_graphs_end_where_the_host_launches_the_pieces_sooner_than_the_gpu
         return found
 
     for precision, mode in zip(KEYS, Mode, strict=True):
-        most = host_bound_tokens(ModelSize(20_000_000_000, 40), mode, 132, in_pieces=True)
+        most = host_bound_tokens(20_000_000_000, 40, mode, 132, in_pieces=True)
         assert whole_of(20_000_000_000, precision) == {n for n in (256, 512, *larger_sizes(512, 2048)) if n <= most}
     assert whole_of(20_000_000_000, 0) == {256}
     assert 512 in whole_of(20_000_000_000, FAST)

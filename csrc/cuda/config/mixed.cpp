@@ -41,10 +41,7 @@ using ByFastRows = std::map<int64_t, MixedConfig>;
 constexpr double kMostRatio = 1.5;
 
 std::mutex mutex;
-std::map<std::pair<int64_t, int64_t>, ByFastRows>& all_choices() {
-    static std::map<std::pair<int64_t, int64_t>, ByFastRows> all;
-    return all;
-}
+std::map<std::pair<int64_t, int64_t>, ByFastRows> all_choices;
 
 }  // namespace
 
@@ -80,19 +77,19 @@ bool make_plan(const MixedDesc& desc, const MixedConfig& config, int num_sms, Mi
 
 void take_mixed(int64_t n, int64_t k, int64_t fast_rows, const MixedConfig& config) {
     const std::lock_guard lock(mutex);
-    all_choices()[{n, k}][fast_rows] = config;
+    all_choices[{n, k}][fast_rows] = config;
 }
 
 void forget_mixed() {
     const std::lock_guard lock(mutex);
-    all_choices().clear();
+    all_choices.clear();
 }
 
 bool choose_mixed(const MixedDesc& desc, int num_sms, MixedConfig* config) {
     {
         const std::lock_guard lock(mutex);
-        const auto found = all_choices().find({desc.n, desc.k});
-        if (found == all_choices().end()) return false;
+        const auto found = all_choices.find({desc.n, desc.k});
+        if (found == all_choices.end()) return false;
         const auto next = found->second.lower_bound(desc.fast_rows);
         if (next == found->second.end() || next->second.tile < 0) return false;
         if (static_cast<double>(next->first) > kMostRatio * static_cast<double>(desc.fast_rows)) return false;

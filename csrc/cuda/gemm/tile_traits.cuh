@@ -13,7 +13,7 @@ struct TileTraits {
     static constexpr int kKWarpgroups = KWarpgroups;
     static constexpr int kTokens = Tokens;
     static_assert(Tokens % 16 == 0 && Tokens <= 320, "that the epilogue can store and the registers hold");
-    static constexpr int kExact = 0;  // not mixed (mixed_traits.cuh)
+    static constexpr int kExact = 0;  // not mixed (mixed_sm90.cuh)
     static constexpr int kBlocksPerSm = BlocksPerSm;
     static constexpr int kMulticastCtas = MulticastCtas;
     static constexpr Tile kTile = {P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas};

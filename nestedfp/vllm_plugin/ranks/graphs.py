@@ -22,7 +22,7 @@ from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import attention_splits, row_classes
-from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes
+from nestedfp.vllm_plugin.ranks.graph_sizes import host_bound_tokens, larger_sizes
 
 FAST = 1 << 16  # more adapters than vLLM takes
 _sort_batch = model_runner.sort_batch_req_ids
@@ -81,9 +81,9 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         if not self.linear_weights or parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
             # Stages and replicas of a step have other layers, or another mode, and must pad it alike.
             return int(self.vllm_config.scheduler_config.max_num_batched_tokens)
-        model = ModelSize(self.linear_weights, max(1, len(self._attention_layers())))
+        layers = max(1, len(self._attention_layers()))
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        return host_bound_tokens(model, mode_of(case), processors, in_pieces)
+        return host_bound_tokens(self.linear_weights, layers, mode_of(case), processors, in_pieces)
 
     def _drop_larger(self, most: Mapping[int, int]) -> None:
         """Leave out sizes beyond ``most`` tokens of each precision."""
