@@ -20,6 +20,7 @@ from nestedfp.kernels.cuda_library import library as library
 from nestedfp.kernels.cuda_library import predict_us as predict_us
 from nestedfp.kernels.cuda_library import tiles as tiles
 from nestedfp.kernels.cuda_library import valid_configs as valid_configs
+from nestedfp.kernels.gpu_kernels import is_portable
 
 
 def _stream() -> int:
@@ -36,7 +37,8 @@ def pack(weight: torch.Tensor) -> PackedWeight:
 def quantize(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> None:
     """Quantise [M, K] float16 into ``codes`` [M, K padded to 64] uint8, permuted, and ``scale`` [M] float32."""
     m, k = x.shape
-    args = (x.data_ptr(), x.stride(0), codes.data_ptr(), scale.data_ptr(), m, k, _stream())
+    pdl = not is_portable(torch.cuda.get_device_capability())
+    args = (x.data_ptr(), x.stride(0), codes.data_ptr(), scale.data_ptr(), m, k, pdl, _stream())
     check(library().nestedfp_quantize(*args), "quantize")
 
 

@@ -14,7 +14,6 @@ from nestedfp.cli.output import checkpoint_bytes, progress, write_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare them."""
     parser.add_argument("model", type=Path, help="folder of an FP16, BF16, FP32 or converted checkpoint")
-    parser.add_argument("--headers-only", action="store_true", help="read no weights: types, shapes and names only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report of every layer")
 
 
@@ -23,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     from nestedfp.offline.inspect import inspect, table
 
     with progress(checkpoint_bytes(args.model)) as done:
-        found = inspect(args.model, done, headers_only=args.headers_only)
+        found = inspect(args.model, done)
     print(table(found))
     write_json(args.json, found.as_json())
     return 1 if found.faults else 0

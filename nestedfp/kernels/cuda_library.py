@@ -102,7 +102,7 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_gemm.argtypes = [*problem, _POINTER, _LONG, *[_POINTER] * 3, _INT, *[_POINTER] * 3, _INT, _POINTER]
     lib.nestedfp_time_chain.argtypes = [*problem, *[_POINTER] * 6, _INT, *[_POINTER] * 2, _INT, _INT, *[_POINTER] * 2]
     lib.nestedfp_portable_gemm.argtypes = [*cut, _INT, _POINTER, _LONG, *[_POINTER] * 7]
-    lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER]
+    lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _INT, _POINTER]
     if not is_portable(torch.cuda.get_device_capability()):
         check(lib.nestedfp_prepare(), "prepare")
     return lib
@@ -171,7 +171,7 @@ def _timing_stream() -> torch.cuda.Stream:
 
 
 class Chain:
-    """Times configs of one GEMM in the place that it has in a model: csrc/cuda/kernels/chain.h.
+    """Times configs of one GEMM in the place that it has in a model: time_chain of csrc/cuda/host/launch.h.
 
     Args:
         precision: FP16 or FP8; the latter with the quantiser in every link.

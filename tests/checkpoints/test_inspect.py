@@ -112,14 +112,6 @@ def test_the_command_prints_a_table_and_writes_json(mixed, tmp_path, capsys):
     assert (layer["maximum"], layer["dtype"], layer["shape"]) == (3.0, "F16", [64, 64])
 
 
-def test_headers_alone_say_what_may_be_nested(mixed, tmp_path, capsys):
-    assert main(["inspect", str(mixed), "--headers-only", "--json", str(tmp_path / "i.json")]) == 0
-    report = json.loads((tmp_path / "i.json").read_text())
-    assert report["totals"]["verdicts"] == {"candidate": 10}
-    assert "fp8_error" not in report["totals"]
-    assert "may have an FP8 mode" in capsys.readouterr().out
-
-
 def test_a_converted_checkpoint_reads_as_its_original(mixed, tmp_path):
     convert(mixed, tmp_path / "nested")
     plain, nested = (inspect(folder, lambda _: None).as_json() for folder in (mixed, tmp_path / "nested"))

@@ -1,12 +1,8 @@
 // The kernels as C functions, for the tests and benchmarks that choose a config themselves. Loaded with ctypes.
 #include <cuda_runtime.h>
 
-#include <exception>
-
 #include "cuda/capi/capi.h"
-#include "cuda/host/gpu_traits.h"
 #include "cuda/host/launch.h"
-#include "cuda/kernels/chain.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/portable/launch.h"
 
@@ -54,14 +50,6 @@ NESTEDFP_API int nestedfp_portable_gemm(PortableOperands operands, int64_t m, in
 }
 
 NESTEDFP_API int nestedfp_quantize(const void* x, int64_t x_pitch, uint8_t* codes, float* scale, int64_t m, int64_t k,
-                                   void* stream) {
-    int device = 0;
-    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-    bool pdl = false;
-    try {
-        pdl = gpu_traits(device).has_pdl();
-    } catch (const std::exception&) {  // no C function throws
-        return cudaErrorInvalidValue;
-    }
-    return run_quantize(x, x_pitch, codes, scale, m, k, pdl, static_cast<CUstream_st*>(stream));
+                                   int pdl, void* stream) {
+    return run_quantize(x, x_pitch, codes, scale, m, k, pdl != 0, static_cast<CUstream_st*>(stream));
 }

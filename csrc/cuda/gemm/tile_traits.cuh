@@ -7,7 +7,6 @@ namespace nestedfp::cuda {
 
 template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas>
 struct TileTraits {
-    static constexpr Precision kPrecision = P;
     static constexpr bool kFp16 = P == Precision::kFp16;
     static constexpr int kRowWarpgroups = RowWarpgroups;
     static constexpr int kKWarpgroups = KWarpgroups;

@@ -15,7 +15,7 @@
 
 namespace nestedfp::cuda {
 
-// Of launch_tile.cuh and launch_mixed_tile.cuh, in the files that cuda/generate_tiles.py writes.
+// Of launch_tile.cuh, in the files that cuda/generate_tiles.py writes.
 template <Precision P, int... Tile>
 cudaError_t prepare();
 template <Precision P, int... Tile>
