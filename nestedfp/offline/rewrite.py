@@ -20,7 +20,7 @@ from nestedfp.kernels import ops
 from nestedfp.offline.folder import Kinds, partial_folder, write_rest
 from nestedfp.offline.reading import Chunk, Progress, Weight, chunks
 
-# The library sorts tensors by type, these first, so that each is aligned, then by name.
+# The safetensors library sorts tensors by type, these first, so that each is aligned, then by name.
 _ORDER = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E8M0", "F8_E4M3", "F8_E5M2")
 DIGEST_KEY = "nestedfp_restored_sha256"  # of a converted shard's metadata: of the plain shard's data
 
