@@ -54,10 +54,7 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("join_rows(Tensor upper, Tensor lower, int n, int k, int first_row, int rows) -> Tensor");
     m.def(
         "linear(Tensor x, Tensor upper, Tensor lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
-        "Tensor? outlier_deltas, SymInt n, SymInt k, bool quantize_activations) -> Tensor");
-    m.def(
-        "linear_exact(Tensor x, Tensor upper, Tensor lower, Tensor? bias, Tensor? outlier_rows, Tensor? outlier_cols, "
-        "Tensor? outlier_deltas, SymInt n, SymInt k) -> Tensor");
+        "Tensor? outlier_deltas, SymInt n, SymInt k, bool quantize_activations, bool is_exact=False) -> Tensor");
     m.def(
         "linear_carried(Tensor carrier, Tensor scales, Tensor upper, Tensor lower, Tensor? bias, SymInt n, SymInt k) "
         "-> Tensor");

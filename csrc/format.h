@@ -63,9 +63,8 @@ NESTEDFP_HOST_DEVICE constexpr uint16_t upper_to_half(uint8_t upper) {
 // magnitude to the true one, in [-64, 64]. One addition then rebuilds a weight: magnitude = (upper & 0x7f) * 128 +
 // residual.
 NESTEDFP_HOST_DEVICE constexpr int8_t lower_to_residual(uint8_t lower) {
-    const int low7 = lower & 0x7f;
-    const bool rounded_up = low7 > 64 || (low7 == 64 && (lower & 0x80));
-    return static_cast<int8_t>(low7 - (rounded_up ? 128 : 0));
+    const int low7 = lower & 0x7f, rounded_up = (low7 + (lower >> 7)) > 64;  // no branch: compilers vectorise it
+    return static_cast<int8_t>(low7 - (rounded_up << 7));
 }
 
 NESTEDFP_HOST_DEVICE constexpr uint16_t join_residual(uint8_t upper, int8_t residual) {

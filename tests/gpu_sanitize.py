@@ -12,7 +12,7 @@ import sys
 import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
-from nestedfp.kernels import cuda_ops, ops
+from nestedfp.kernels import ops
 
 # M, N, K and the multiprocessors it is laid out for: few of them yield Stream-K, tails and several rounds.
 PROBLEMS = ((33, 200, 1088, 132), (300, 130, 576, 132), (300, 400, 1088, 4))
@@ -21,11 +21,9 @@ PROBLEMS = ((33, 200, 1088, 132), (300, 130, 576, 132), (300, 400, 1088, 4))
 def main() -> None:
     largest_split = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     torch.manual_seed(0)
-    cuda_ops.load()
     for m, n, k, num_sms in PROBLEMS:
         weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
-        upper, lower, _ = kernels.split(weight)
-        packed = kernels.pack(upper, lower)
+        packed = kernels.pack(weight)
         ops.join_rows(packed.upper, packed.lower, n, k, 0, n)
         x = torch.randn(m, k, device="cuda").half()
         codes = torch.empty(m, packed.upper.shape[1], device="cuda", dtype=torch.uint8)

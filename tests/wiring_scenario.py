@@ -19,13 +19,13 @@ def main() -> None:
     from vllm.platforms.interface import DeviceCapability
     from vllm.usage.usage_lib import UsageContext
 
-    from nestedfp.vllm_plugin.ranks import gpu_support
+    from nestedfp.kernels import gpu_kernels
 
     real_capability = type(current_platform).get_device_capability
     results = {}
     for name, case in json.load(sys.stdin).items():
         fake = DeviceCapability(*case["capability"]) if "capability" in case else None
-        gpu_support.is_built = lambda case=case: case.get("built", True)
+        gpu_kernels.is_built = lambda case=case: case.get("built", True)
         type(current_platform).get_device_capability = (lambda *_, fake=fake: fake) if fake else real_capability
         try:
             context = UsageContext.OPENAI_API_SERVER if case.get("serves") else None

@@ -33,7 +33,7 @@ def rotating_weights(n: int, k: int) -> tuple[list[torch.Tensor], list[kernels.P
     plain, packed = [], []
     for i in range(buffers_beyond_l2(n * k)):
         weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
-        packed.append(kernels.pack(*kernels.split(weight)[:2]))
+        packed.append(kernels.pack(weight))
         if i < buffers_beyond_l2(2 * n * k):
             plain.append(weight)
     return plain, packed

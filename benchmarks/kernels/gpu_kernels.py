@@ -5,10 +5,9 @@ For benchmarks, tuning and kernel tests; the product calls torch.ops.nestedfp.
 What the product needs as well stands in nestedfp/kernels/cuda_library.py and is named here too.
 """
 
-import ctypes
-
 import torch
 
+from nestedfp.kernels import cuda_ops, ops
 from nestedfp.kernels.cuda_library import FP8 as FP8
 from nestedfp.kernels.cuda_library import FP16 as FP16
 from nestedfp.kernels.cuda_library import NUM_SMS_H100 as NUM_SMS_H100
@@ -21,54 +20,25 @@ from nestedfp.kernels.cuda_library import library as library
 from nestedfp.kernels.cuda_library import predict_us as predict_us
 from nestedfp.kernels.cuda_library import tiles as tiles
 from nestedfp.kernels.cuda_library import valid_configs as valid_configs
-
-
-def plan(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = NUM_SMS_H100) -> dict[str, int]:
-    """Return how a problem is cut into work (csrc/cuda/config/gemm.h)."""
-    names = ("blocks", "row_tiles", "token_tiles", "raster_group", "tiles", "whole_tiles", "cluster", "steps")
-    names += ("work_units", "columns", "multicast_ctas")
-    result = (ctypes.c_int * len(names))()
-    library().nestedfp_plan(precision, m, n, k, num_sms, config.fields(), result)
-    return dict(zip(names, result, strict=True))
-
-
-def parts(
-    precision: int, m: int, n: int, k: int, config: Config, block: int, num_sms: int = NUM_SMS_H100
-) -> list[tuple[int, int, int, int, int]]:
-    """Return a block's work unit as (tile, first step, steps, index, count), in its order (csrc/cuda/config/stream_k.h)."""
-    fields = (ctypes.c_int * (5 * 1024))()
-    count = library().nestedfp_parts(precision, m, n, k, num_sms, config.fields(), block, fields)
-    return [tuple(fields[5 * i : 5 * i + 5]) for i in range(count)]  # type: ignore[misc]
+from nestedfp.kernels.gpu_kernels import is_portable
 
 
 def _stream() -> int:
     return torch.cuda.current_stream().cuda_stream
 
 
-def split(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Split [N, K] float16 into canonical planes, and count what does not fit."""
-    upper = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
-    lower = torch.empty_like(upper)
-    counts = torch.zeros(2, dtype=torch.int64, device=weight.device)
-    args = (weight.data_ptr(), upper.data_ptr(), lower.data_ptr(), weight.numel(), counts.data_ptr(), _stream())
-    check(library().nestedfp_split(*args), "split")
-    return upper, lower, counts
-
-
-def pack(upper: torch.Tensor, lower: torch.Tensor) -> PackedWeight:
-    """Rearrange canonical planes for the GEMM."""
-    n, k = upper.shape
-    packed_upper = torch.empty(n, library().nestedfp_upper_pitch(k), dtype=torch.uint8, device=upper.device)
-    packed_lower = torch.empty(library().nestedfp_lower_bytes(n, k), dtype=torch.uint8, device=upper.device)
-    pointers = (upper.data_ptr(), lower.data_ptr(), packed_upper.data_ptr(), packed_lower.data_ptr())
-    check(library().nestedfp_pack(*pointers, n, k, _stream()), "pack")
-    return PackedWeight(packed_upper, packed_lower, n, k)
+def pack(weight: torch.Tensor) -> PackedWeight:
+    """Nest [N, K] float16, on a GPU, for the GEMM."""
+    cuda_ops.load()
+    upper, lower, _ = ops.split(weight)
+    return PackedWeight(*ops.pack(upper, lower), *weight.shape)
 
 
 def quantize(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> None:
     """Quantise [M, K] float16 into ``codes`` [M, K padded to 64] uint8, permuted, and ``scale`` [M] float32."""
     m, k = x.shape
-    args = (x.data_ptr(), x.stride(0), codes.data_ptr(), scale.data_ptr(), m, k, _stream())
+    pdl = not is_portable(torch.cuda.get_device_capability())
+    args = (x.data_ptr(), x.stride(0), codes.data_ptr(), scale.data_ptr(), m, k, pdl, _stream())
     check(library().nestedfp_quantize(*args), "quantize")
 
 

@@ -69,7 +69,7 @@ def main() -> None:
     results = []
     for model, (layers, sizes) in MODELS.items():
         weights = [
-            [kernels.pack(*kernels.split(torch.randn(n, k, device="cuda").half() * 0.02)[:2]) for _ in range(WEIGHTS)]
+            [kernels.pack(torch.randn(n, k, device="cuda").half() * 0.02) for _ in range(WEIGHTS)]
             for n, k in sizes.values()
         ]
         for exact, fast in ROWS:

@@ -144,11 +144,10 @@ Tensor run_by_row(const Tensor& x, int64_t n, int64_t k, Run&& run) {
     return out;
 }
 
-// Checks x and bias, fills in what depends on them, and runs the kernels over torch's thread pool. The caller has set
+// Checks bias, fills in what depends on it and on x, and runs the kernels over torch's thread pool. The caller has set
 // n, k, the weights and the outliers.
 Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& bias, cpu::LinearArgs args,
                   cpu::Weights weights, bool quantize_activations) {
-    check_x(op, x, args.k);
     args.element = element_of(op, "x", x);
     std::optional<Tensor> contiguous_bias;
     if (bias.has_value()) {
@@ -178,10 +177,10 @@ Tensor run_linear(const char* op, const Tensor& x, const std::optional<Tensor>& 
     return out;
 }
 
-// Both ops: by the mode in force, or exact in every mode.
-Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias,
-                 std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
-                 std::optional<Tensor> outlier_deltas, int64_t n, int64_t k, bool quantize_activations) {
+Tensor linear_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, std::optional<Tensor> outlier_rows,
+                  std::optional<Tensor> outlier_cols, std::optional<Tensor> outlier_deltas, int64_t n, int64_t k,
+                  bool quantize_activations, bool is_exact_always) {
+    const char* const op = "nestedfp::linear";
     STD_TORCH_CHECK(n >= 1 && k >= 1, op, ": expected n, k >= 1, got n=", n, ", k=", k);
     const int64_t panels = cpu::panel_count(n);
     const int64_t panel_bytes = cpu::pair_count(k) * cpu::kPairBytes;
@@ -228,20 +227,6 @@ Tensor linear_of(const char* op, bool is_exact_always, Tensor x, Tensor upper, T
     return run_by_row(x, n, k, run);
 }
 
-Tensor linear_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, std::optional<Tensor> outlier_rows,
-                  std::optional<Tensor> outlier_cols, std::optional<Tensor> outlier_deltas, int64_t n, int64_t k,
-                  bool quantize_activations) {
-    return linear_of("nestedfp::linear", false, x, upper, lower, bias, outlier_rows, outlier_cols, outlier_deltas, n, k,
-                     quantize_activations);
-}
-
-Tensor linear_exact_cpu(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias,
-                        std::optional<Tensor> outlier_rows, std::optional<Tensor> outlier_cols,
-                        std::optional<Tensor> outlier_deltas, int64_t n, int64_t k) {
-    return linear_of("nestedfp::linear_exact", true, x, upper, lower, bias, outlier_rows, outlier_cols, outlier_deltas,
-                     n, k, false);
-}
-
 // A CPU's carrier holds FP16 activations in both modes: they are quantised here.
 Tensor linear_carried_cpu(Tensor carrier, Tensor scales, Tensor upper, Tensor lower, std::optional<Tensor> bias,
                           int64_t n, int64_t k) {
@@ -253,7 +238,7 @@ Tensor linear_carried_cpu(Tensor carrier, Tensor scales, Tensor upper, Tensor lo
     check_contiguous(op, "carrier as the operator before it made it", carrier);
     check_cpu(op, "scales", scales);
     check_scales(op, scales, carrier);
-    return linear_cpu(carrier, upper, lower, bias, std::nullopt, std::nullopt, std::nullopt, n, k, true);
+    return linear_cpu(carrier, upper, lower, bias, std::nullopt, std::nullopt, std::nullopt, n, k, true, false);
 }
 
 }  // namespace
@@ -261,6 +246,5 @@ Tensor linear_carried_cpu(Tensor carrier, Tensor scales, Tensor upper, Tensor lo
 
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CPU, m) {
     m.impl("linear", TORCH_BOX(&nestedfp::linear_cpu));
-    m.impl("linear_exact", TORCH_BOX(&nestedfp::linear_exact_cpu));
     m.impl("linear_carried", TORCH_BOX(&nestedfp::linear_carried_cpu));
 }

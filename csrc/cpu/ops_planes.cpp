@@ -61,13 +61,6 @@ void pack_block(const uint8_t* rows, int64_t row_count, int64_t k, int64_t pair_
     }
 }
 
-// lower_to_residual without a branch, so that the compiler vectorises it.
-uint8_t residual_byte(uint8_t lower) {
-    const unsigned low7 = lower & 0x7fu;
-    const unsigned rounded_up = (low7 + (lower >> 7)) > 64u;
-    return static_cast<uint8_t>(low7 - (rounded_up << 7));
-}
-
 Tensor empty_bytes(const Tensor& like, int64_t rows, int64_t cols) {
     const int64_t shape[] = {rows, cols};
     return torch::stable::new_empty(like, {shape, 2}, ScalarType::Byte);
@@ -137,7 +130,7 @@ std::tuple<Tensor, Tensor> pack_cpu(Tensor upper, Tensor lower) {
                 for (int64_t pair = 0; pair < pairs; pair += kBlockPairs) {
                     const int64_t stop = std::min(pair + kBlockPairs, pairs);
                     pack_block(upper_in + in, rows, k, pair, stop, upper_out + out, [](uint8_t byte) { return byte; });
-                    pack_block(lower_in + in, rows, k, pair, stop, lower_out + out, residual_byte);
+                    pack_block(lower_in + in, rows, k, pair, stop, lower_out + out, lower_to_residual);
                 }
             }
         });

@@ -26,12 +26,12 @@ def read(name: str) -> list[str]:
     return re.findall(r"^NESTEDFP_\w*TILE\((.+)\)$", text, re.MULTILINE)
 
 
-def instantiations(header: str, macro: str, tiles: Sequence[str]) -> str:
+def instantiations(macro: str, tiles: Sequence[str]) -> str:
     """Return a .cu file that compiles ``tiles``."""
     lines = "".join(f"{macro}({tile});\n" for tile in tiles)
     return f"""\
 // Written by csrc/cuda/generate_tiles.py.
-#include "cuda/host/{header}"
+#include "cuda/host/launch_tile.cuh"
 
 namespace nestedfp::cuda {{
 
@@ -114,10 +114,10 @@ def generate(folder: Path, numbers: Sequence[int] = ()) -> list[Path]:
     tiles = [tiles[number] for number in numbers] or tiles
     mixed = [] if numbers else read("mixed_tiles")
     sources = {
-        folder / f"{name}_{i // TILES_PER_FILE:02d}.cu": instantiations(header, macro, some[i : i + TILES_PER_FILE])
-        for name, header, macro, some in (
-            ("tiles", "launch_tile.cuh", "NESTEDFP_INSTANTIATE", tiles),
-            ("mixed_tiles", "launch_mixed_tile.cuh", "NESTEDFP_INSTANTIATE_MIXED", mixed),
+        folder / f"{name}_{i // TILES_PER_FILE:02d}.cu": instantiations(macro, some[i : i + TILES_PER_FILE])
+        for name, macro, some in (
+            ("tiles", "NESTEDFP_INSTANTIATE", tiles),
+            ("mixed_tiles", "NESTEDFP_INSTANTIATE_MIXED", mixed),
         )
         for i in range(0, len(some), TILES_PER_FILE)
     }

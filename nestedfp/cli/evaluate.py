@@ -5,15 +5,14 @@ of both kinds in six mixtures; vLLM's own FP8, and both with an FP8 KV cache, wh
 divergence and agreement on the most likely token by kind of position, the error of every layer's output, and how greedy answers
 part. Takes minutes on a CPU.
 
-With --fp8-layers fast answers of each choice of layers alone, compared with exact ones, and what their decode steps take.
+With --fp8-layers fast answers of each choice of layers alone, compared with exact ones.
 """
 
 import argparse
 import os
 from pathlib import Path
-from typing import Any
 
-from nestedfp.cli.output import UsageError, figure, progress, write_json
+from nestedfp.cli.output import UsageError, progress, write_json
 from nestedfp.eligible import NAMED_CHOICES, require_fp8_layers
 
 
@@ -32,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="layers that compute in FP8: all, mlp, or patterns such as '!*.o_proj,!*.layers.0.*'; again for another choice",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the loss over the share of fast positions")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from nestedfp.checkpoint import CheckpointError, read_config, read_weights
     from nestedfp.evaluation.comparison import table
 
-    for name, least in (("tokens", 2), ("context", 32 if args.fp8_layers else 2), ("answers", 0)):
+    for name, least in (("tokens", 2), ("context", 2), ("answers", 0)):
         if getattr(args, name) < least:
             raise UsageError(f"--{name}: expected {least} or more, got {getattr(args, name)}")
     config = read_config(args.model)
@@ -65,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
             found |= known
             write_json(args.json, found)  # the last engine may fail, or never come up
     print(table(found))
-    if args.plot:
-        _draw(args, found["classes"])
     return 0
 
 
@@ -101,21 +97,3 @@ def _windows(args: argparse.Namespace, vocabulary: int) -> list[list[int]]:
         ) from None
     encode = lambda text: list(tokenizer(text)["input_ids"])  # noqa: E731
     return windows(args.text, encode, tokenizer.unk_token_id, vocabulary, args.context, args.tokens)
-
-
-def _draw(args: argparse.Namespace, classes: dict[str, Any]) -> None:
-    with figure(args.plot) as axes:
-        for name, each in classes.items():
-            if "unavailable" not in each:
-                axes.errorbar(
-                    each["fast_share"],
-                    each["loss_increase"],
-                    each["loss_increase_plus_minus"],
-                    fmt="o",
-                    capsize=3,
-                    label=name,
-                )
-        axes.axhline(0, color="grey", linewidth=1)
-        axes.set(xlabel="share of positions in FP8", ylabel="more loss than FP16, nats per token (95 %)")
-        axes.set_title(args.model.resolve().name)
-        axes.legend(fontsize="small")

@@ -8,31 +8,21 @@ to the weights (root mean squares). Exit status: 0; 1: some weight is NaN, infin
 import argparse
 from pathlib import Path
 
-from nestedfp.cli.output import checkpoint_bytes, figure, progress, write_json
+from nestedfp.cli.output import checkpoint_bytes, progress, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare them."""
     parser.add_argument("model", type=Path, help="folder of an FP16, BF16, FP32 or converted checkpoint")
-    parser.add_argument("--headers-only", action="store_true", help="read no weights: types, shapes and names only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report of every layer")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the largest |w| of every layer")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; return the exit status."""
-    from nestedfp.format import LIMIT
-    from nestedfp.offline.inspect import inspect, per_layer, table
+    from nestedfp.offline.inspect import inspect, table
 
     with progress(checkpoint_bytes(args.model)) as done:
-        found = inspect(args.model, done, headers_only=args.headers_only)
+        found = inspect(args.model, done)
     print(table(found))
     write_json(args.json, found.as_json())
-    if args.plot:
-        with figure(args.plot) as axes:
-            for gemm, points in per_layer(found).items():
-                axes.plot(*zip(*sorted(points), strict=True), marker=".", label=gemm)
-            axes.axhline(LIMIT, color="black", linestyle="--", linewidth=1, label="1.75: beyond, listed")
-            axes.set(xlabel="layer", ylabel="largest |w|", yscale="log", title=args.model.resolve().name)
-            axes.legend()
     return 1 if found.faults else 0

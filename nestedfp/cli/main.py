@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from nestedfp.checkpoint import CheckpointError
-from nestedfp.cli import convert, evaluate, inspect, roofline
+from nestedfp.cli import convert, evaluate, inspect
 from nestedfp.cli.output import UsageError
 
 EPILOG = "docs/fidelity.md shows how to read what they print."
@@ -19,7 +19,6 @@ def parser() -> argparse.ArgumentParser:
         ("convert", convert.CONVERT, convert.add_arguments, convert.run),
         ("restore", convert.RESTORE, convert.add_arguments, convert.run),
         ("eval", evaluate.__doc__ or "", evaluate.add_arguments, evaluate.run),
-        ("roofline", roofline.__doc__ or "", roofline.add_arguments, roofline.run),
     ):
         command = commands.add_parser(
             name,

@@ -100,10 +100,6 @@ def divergence_of(answers: list[list[int]], reference: list[list[int]]) -> dict[
     }
 
 
-def _times(ms: dict[str, float]) -> str:
-    return f"decode step {ms['fp8']:.1f} ms, {ms['fp8'] / ms['fp16']:.0%} of an exact one"
-
-
 def table(found: dict[str, Any]) -> str:
     """Return the report for a terminal."""
     head = f"{'answers':30} {'fast':>5} {'perplexity':>10} {'95 %':>15} {'more loss, nats':>17}"
@@ -119,7 +115,7 @@ def table(found: dict[str, Any]) -> str:
         more = f"{each['loss_increase']:.4f} +-{each['loss_increase_plus_minus']:.4f}"
         lines.append(
             f"{name:30} {each['fast_share']:5.0%} {each['perplexity']:10.3f} {f'{low:.2f}-{high:.2f}':>15} {more:>17} {kls} "
-            f"{each['same_top_all']:8.2%}" + (f"  {_times(each['decode_ms'])}" if "decode_ms" in each else "")
+            f"{each['same_top_all']:8.2%}"
         )
     for name, each in found["greedy"].items():
         lines.append(

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -39,9 +39,13 @@ class Config(NamedTuple):
     tail_only: bool = False
     global_workspace: bool = False
 
-    def fields(self) -> "ctypes.Array[ctypes.c_int]":
+    def fields(self) -> "_Config":
         """As the C functions take it."""
-        return (_INT * 4)(*self)
+        return _Config(*self)
+
+
+class _Config(ctypes.Structure):
+    _fields_: ClassVar = list(zip(Config._fields, (_INT, _INT, ctypes.c_bool, ctypes.c_bool), strict=True))
 
 
 class Tile(NamedTuple):
@@ -78,15 +82,13 @@ def library() -> ctypes.CDLL:
         ImportError: when they are not installed.
     """
     lib = ctypes.CDLL(os.environ.get("NESTEDFP_CUDA_LIBRARY") or library_path())
-    problem: list[Any] = [_INT, _LONG, _LONG, _LONG, _INT, ctypes.POINTER(_INT)]
+    lib.nestedfp_tiles.restype = ctypes.POINTER(_INT * len(Tile._fields))
+    lib.nestedfp_mixed_tiles.restype = ctypes.POINTER(_INT * 4)
+    problem: list[Any] = [_INT, _LONG, _LONG, _LONG, _INT, ctypes.POINTER(_Config)]
     lib.nestedfp_predict.argtypes, lib.nestedfp_predict.restype = problem, ctypes.c_double
     lib.nestedfp_choose.argtypes = problem
     lib.nestedfp_take_timing.argtypes = [*problem, ctypes.c_double]
-    lib.nestedfp_plan.argtypes = [*problem, ctypes.POINTER(_INT)]
-    lib.nestedfp_parts.argtypes = [*problem, _INT, ctypes.POINTER(_INT)]
     lib.nestedfp_workspace_bytes.argtypes, lib.nestedfp_workspace_bytes.restype = problem, _LONG
-    lib.nestedfp_upper_pitch.argtypes, lib.nestedfp_upper_pitch.restype = [_LONG], _LONG
-    lib.nestedfp_lower_bytes.argtypes, lib.nestedfp_lower_bytes.restype = [_LONG, _LONG], _LONG
     mixed: list[Any] = [_LONG, _LONG, _LONG, _LONG, _INT, ctypes.POINTER(_INT)]
     lib.nestedfp_mixed_workspace.argtypes, lib.nestedfp_mixed_workspace.restype = mixed, _LONG
     lib.nestedfp_choose_mixed.argtypes = mixed
@@ -95,15 +97,12 @@ def library() -> ctypes.CDLL:
     lib.nestedfp_portable_plan.argtypes = [*cut, ctypes.POINTER(_INT)]
     lib.nestedfp_portable_workspace_bytes.argtypes = [*cut, _INT]
     lib.nestedfp_portable_workspace_bytes.restype = _LONG
-    lib.nestedfp_portable_work.argtypes = [*cut, _INT, _INT, ctypes.POINTER(_INT)]
     if not hasattr(lib, "nestedfp_gemm"):  # built without CUDA, for tests of the choice of configs
         return lib
     lib.nestedfp_gemm.argtypes = [*problem, _POINTER, _LONG, *[_POINTER] * 3, _INT, *[_POINTER] * 3, _INT, _POINTER]
     lib.nestedfp_time_chain.argtypes = [*problem, *[_POINTER] * 6, _INT, *[_POINTER] * 2, _INT, _INT, *[_POINTER] * 2]
     lib.nestedfp_portable_gemm.argtypes = [*cut, _INT, _POINTER, _LONG, *[_POINTER] * 7]
-    lib.nestedfp_split.argtypes = [_POINTER] * 3 + [_LONG, _POINTER, _POINTER]
-    lib.nestedfp_pack.argtypes = [_POINTER] * 4 + [_LONG, _LONG, _POINTER]
-    lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER]
+    lib.nestedfp_quantize.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _INT, _POINTER]
     if not is_portable(torch.cuda.get_device_capability()):
         check(lib.nestedfp_prepare(), "prepare")
     return lib
@@ -122,12 +121,14 @@ def check(error: int, what: str) -> None:
 @cache
 def tiles() -> tuple[Tile, ...]:
     """Every compiled tile, by index."""
-    found = []
-    for index in range(library().nestedfp_tile_count()):
-        fields = (_INT * 6)()
-        library().nestedfp_tile(index, fields)
-        found.append(Tile(*fields))
-    return tuple(found)
+    lib = library()
+    return tuple(Tile(*fields) for fields in lib.nestedfp_tiles()[: lib.nestedfp_tile_count()])
+
+
+def mixed_tiles() -> list[tuple[int, int, int, int]]:
+    """Every compiled tile of the mixed GEMM: the fields of MixedTile (csrc/cuda/config/mixed.h)."""
+    lib = library()
+    return [tuple(fields) for fields in lib.nestedfp_mixed_tiles()[: lib.nestedfp_mixed_tile_count()]]
 
 
 def describe(config: Config) -> str:
@@ -139,9 +140,9 @@ def describe(config: Config) -> str:
 
 def choose(precision: int, m: int, n: int, k: int, num_sms: int = NUM_SMS_H100) -> Config:
     """Return the config that the product uses."""
-    config = (_INT * 4)()
-    library().nestedfp_choose(precision, m, n, k, num_sms, config)
-    return Config(config[0], config[1], bool(config[2]), bool(config[3]))
+    chosen = _Config()
+    library().nestedfp_choose(precision, m, n, k, num_sms, chosen)
+    return Config(*(getattr(chosen, name) for name in Config._fields))
 
 
 def predict_us(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = NUM_SMS_H100) -> float:
@@ -166,11 +167,11 @@ def valid_configs(
 
 @cache
 def _timing_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one for all: each takes a set of semaphores (csrc/cuda/host/semaphores.h)
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one for all: each takes a set of semaphores (csrc/cuda/host/launch.h)
 
 
 class Chain:
-    """Times configs of one GEMM in the place that it has in a model: csrc/cuda/kernels/chain.h.
+    """Times configs of one GEMM in the place that it has in a model: time_chain of csrc/cuda/host/launch.h.
 
     Args:
         precision: FP16 or FP8; the latter with the quantiser in every link.

@@ -22,14 +22,7 @@ from functools import cache
 import torch
 
 import nestedfp.kernels.ops  # noqa: F401  registers the schemas that the library implements
-from nestedfp.kernels.gpu_kernels import PORTABLE_FROM, is_built, library_path
-
-__all__ = ["is_built", "is_supported", "load"]
-
-
-def is_supported() -> bool:
-    """Whether the kernels are built and the current device can run them."""
-    return is_built() and torch.cuda.is_available() and torch.cuda.get_device_capability() >= PORTABLE_FROM
+from nestedfp.kernels.gpu_kernels import library_path
 
 
 @cache

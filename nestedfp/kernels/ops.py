@@ -123,6 +123,7 @@ def linear(
     n: int,
     k: int,
     quantize_activations: bool,
+    is_exact: bool = False,
 ) -> torch.Tensor:
     """Compute ``x @ W.T + bias`` in the mode in force when the operator runs.
 
@@ -138,6 +139,7 @@ def linear(
             ``x`` given, never a quantised one.
         n, k: output and input features.
         quantize_activations: in FP8 mode, round each row of ``x`` to E4M3 first, with its own scale.
+        is_exact: compute as in FP16 mode whatever the mode.
 
     Returns:
         [..., n], the dtype of ``x``.
@@ -146,24 +148,8 @@ def linear(
         RuntimeError: for arguments of the wrong shape, dtype or device.
     """
     out: torch.Tensor = _OPS.linear(
-        x, upper, lower, bias, outlier_rows, outlier_cols, outlier_deltas, n, k, quantize_activations
+        x, upper, lower, bias, outlier_rows, outlier_cols, outlier_deltas, n, k, quantize_activations, is_exact
     )
-    return out
-
-
-def linear_exact(
-    x: torch.Tensor,
-    upper: torch.Tensor,
-    lower: torch.Tensor,
-    bias: torch.Tensor | None,
-    outlier_rows: torch.Tensor | None,
-    outlier_cols: torch.Tensor | None,
-    outlier_deltas: torch.Tensor | None,
-    n: int,
-    k: int,
-) -> torch.Tensor:
-    """Compute what ``linear`` does in FP16 mode, in every mode and of all rows of a mixed step; on a CPU."""
-    out: torch.Tensor = _OPS.linear_exact(x, upper, lower, bias, outlier_rows, outlier_cols, outlier_deltas, n, k)
     return out
 
 
@@ -274,7 +260,6 @@ def _fake_silu_and_mul(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 # The others run while a checkpoint loads, which nobody traces.
 for _name, _fake in (
     ("linear", _fake_linear),
-    ("linear_exact", _fake_linear),
     ("linear_carried", _fake_linear_carried),
     ("rms_norm", _fake_rms_norm),
     ("add_rms_norm", _fake_add_rms_norm),

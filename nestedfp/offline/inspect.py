@@ -1,7 +1,6 @@
-"""What a checkpoint's linear layers are like and what the loader makes of them: one report, for a table, a plot and JSON."""
+"""What a checkpoint's linear layers are like and what the loader makes of them: one report, for a table and JSON."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ class Layer:
     gemm: str  # type of the fused layer that it is part of: qkv, o_proj, gate_up, down_proj, ...
     weight: Weight
     verdict: Verdict
-    profile: Profile | None  # None: only headers were read
+    profile: Profile
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for the report; the statistics are missing where no value was read."""
+        """Return it for the report."""
         return {
             "module": self.module,
             "gemm": self.gemm,
@@ -34,7 +33,7 @@ class Layer:
             "shape": list(self.weight.shape),
             "verdict": self.verdict.kind,
             "reason": self.verdict.reason,
-            **(self.profile.as_json() if self.profile else {}),
+            **self.profile.as_json(),
         }
 
 
@@ -47,7 +46,7 @@ class Inspection:
         layers: matrices that are some module's weight, in the order of their names' numbers.
         faults: by tensor, why FP16 cannot hold it; by config.json, why FP16 does not suit the model.
         nbytes: of all tensors, as stored.
-        nested_bytes: of those that have an FP8 mode, or may have one by their names, as FP16.
+        nested_bytes: of those that have an FP8 mode, as FP16.
     """
 
     folder: Path
@@ -79,34 +78,27 @@ class Inspection:
                 "fp8_bytes": self.nested_bytes,
                 "linear_layers": len(self.linear),
                 "verdicts": dict(verdicts),
-                **(self.total(self.linear).as_json() if self.has_values else {}),
+                **self.total(self.linear).as_json(),
             },
             "gemms": {
-                gemm: {"layers": len(layers), **(self.total(layers).as_json() if self.has_values else {})}
-                for gemm, layers in self.by_gemm().items()
+                gemm: {"layers": len(layers), **self.total(layers).as_json()} for gemm, layers in self.by_gemm().items()
             },
             "layers": [layer.as_json() for layer in self.layers],
             "faults": self.faults,
         }
 
-    @property
-    def has_values(self) -> bool:
-        """Whether the weights were read."""
-        return all(layer.profile for layer in self.layers)
-
     @staticmethod
     def total(layers: list[Layer]) -> Profile:
         """Return the statistics of several layers together."""
-        return sum((layer.profile for layer in layers if layer.profile), Profile())
+        return sum((layer.profile for layer in layers), Profile())
 
 
-def inspect(folder: Path, progress: Progress, *, headers_only: bool = False) -> Inspection:
+def inspect(folder: Path, progress: Progress) -> Inspection:
     """Read a checkpoint, plain or converted.
 
     Args:
         folder: with config.json and safetensors shards.
         progress: is told of bytes read.
-        headers_only: read no weight: verdicts are by names and shapes alone.
 
     Raises:
         CheckpointError: it cannot be read, or is quantised by another method.
@@ -116,16 +108,10 @@ def inspect(folder: Path, progress: Progress, *, headers_only: bool = False) -> 
     if method != "nestedfp":
         raise CheckpointError(f"{folder} is quantised already ({method}); inspect the original FP16 or BF16 checkpoint")
     weights = weights_of(read_weights(folder))
-    found = None if headers_only else profiles(weights, progress)
+    found = profiles(weights, progress)
     verdicts = judge({name: weight.shape for name, weight in weights.items()}, found)
     layers = [
-        Layer(
-            module,
-            gemm_of(module)[1],
-            weights[f"{module}.weight"],
-            verdict,
-            found[f"{module}.weight"] if found else None,
-        )
+        Layer(module, gemm_of(module)[1], weights[f"{module}.weight"], verdict, found[f"{module}.weight"])
         for module, verdict in sorted(verdicts.items(), key=lambda item: _numbers_first(item[0]))
     ]
     return Inspection(
@@ -133,7 +119,7 @@ def inspect(folder: Path, progress: Progress, *, headers_only: bool = False) -> 
         layers,
         {
             **({"config.json": said} if (said := beyond_fp16(config)) else {}),
-            **{name: profile.fault for name, profile in (found or {}).items() if profile.fault},
+            **{name: profile.fault for name, profile in found.items() if profile.fault},
         },
         sum(weight.nbytes for weight in weights.values()),
         sum(2 * layer.weight.elements for layer in layers if layer.verdict.kind != PLAIN),
@@ -148,34 +134,22 @@ def table(found: Inspection) -> str:
     """Return the report for a terminal: a line for each type of layer, then those that stay plain, then totals."""
     lines = []
     head = f"{'type':16} {'layers':>6} {'nested':>6} {'listed':>6} {'plain':>6}"
-    values = f" {'smallest':>9} {'largest':>9} {'>1.75':>8} {'subnormal':>9} {'cast':>8} {'FP8 error':>9}"
-    lines.append(head + (values if found.has_values else ""))
+    head += f" {'smallest':>9} {'largest':>9} {'>1.75':>8} {'subnormal':>9} {'cast':>8} {'FP8 error':>9}"
+    lines.append(head)
     for gemm, layers in [*found.by_gemm().items(), ("all", found.linear)]:
         kinds = Counter(layer.verdict.kind for layer in layers)
         line = f"{gemm[:16]:16} {len(layers):6} {kinds[NESTED]:6} {kinds[LISTED]:6} {kinds[PLAIN]:6}"
-        if found.has_values:
-            of = found.total(layers)
-            share = f"{of.outliers / max(1, of.total):.1e}" if of.outliers else "0"
-            casts = f"{(of.flushed + of.rounded) / max(1, of.total):.1e}" if of.flushed + of.rounded else "0"
-            line += f" {min(of.minimum, 0):9.3f} {max(of.maximum, 0):9.3f} {share:>8} {of.subnormals / max(1, of.total):9.1e}"
-            line += f" {casts:>8} {of.fp8_error:9.2%}"
-        lines.append(line)
+        of = found.total(layers)
+        share = f"{of.outliers / max(1, of.total):.1e}" if of.outliers else "0"
+        casts = f"{(of.flushed + of.rounded) / max(1, of.total):.1e}" if of.flushed + of.rounded else "0"
+        line += (
+            f" {min(of.minimum, 0):9.3f} {max(of.maximum, 0):9.3f} {share:>8} {of.subnormals / max(1, of.total):9.1e}"
+        )
+        lines.append(f"{line} {casts:>8} {of.fp8_error:9.2%}")
     for layer in found.linear:
         if layer.verdict.kind == PLAIN:
             lines.append(f"plain: {layer.module}: {layer.verdict.reason}")
     lines += [f"fault: {name}: {fault}" for name, fault in found.faults.items()]
     covered = found.nested_bytes / max(1, found.nbytes)
-    lines.append(
-        f"{found.nbytes / 1e9:.3g} GB of weights, {covered:.1%} {'have' if found.has_values else 'may have'} an FP8 mode"
-    )
+    lines.append(f"{found.nbytes / 1e9:.3g} GB of weights, {covered:.1%} have an FP8 mode")
     return "\n".join(lines)
-
-
-def per_layer(found: Inspection) -> Mapping[str, list[tuple[int, float]]]:
-    """Return for a plot: by type of layer, the layer's number and its largest |w|."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for layer in found.linear:
-        number = next((int(part) for part in layer.module.split(".") if part.isdigit()), 0)
-        if layer.profile:
-            curves.setdefault(layer.gemm, []).append((number, layer.profile.largest))
-    return curves

@@ -31,11 +31,6 @@ class Profile:
     maximum: float = -inf
 
     @property
-    def largest(self) -> float:
-        """Largest finite |w|."""
-        return max(-self.minimum, self.maximum, 0.0)
-
-    @property
     def fp8_error(self) -> float:
         """Error of the weight in FP8 mode relative to the weight, as root mean squares. Listed weights have none."""
         return sqrt(self.error_sum / self.square_sum) if self.square_sum else 0.0

@@ -4,7 +4,9 @@ Both directions go through a shard in the order of the plain one, so that the di
 sides: conversion writes it into the nested shard's metadata, restoration compares.
 """
 
+import json
 import os
+import struct
 from collections.abc import Mapping, Set
 from hashlib import sha256
 from math import prod
@@ -17,7 +19,10 @@ from nestedfp.checkpoint import DTYPE_BYTES, PLANES, CheckpointError, read_heade
 from nestedfp.kernels import ops
 from nestedfp.offline.folder import Kinds, partial_folder, write_rest
 from nestedfp.offline.reading import Chunk, Progress, Weight, chunks
-from nestedfp.offline.writing import DIGEST_KEY, header_of, in_file_order
+
+# The safetensors library sorts tensors by type, these first, so that each is aligned, then by name.
+_ORDER = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E8M0", "F8_E4M3", "F8_E5M2")
+DIGEST_KEY = "nestedfp_restored_sha256"  # of a converted shard's metadata: of the plain shard's data
 
 
 def rewrite(
@@ -82,11 +87,11 @@ def _rewrite_shard(shard: Path, held: Mapping[str, Weight], nested: Set[str], ma
         metadata.setdefault("format", "pt")
         metadata[DIGEST_KEY] = "0" * 64  # until it is known
     plain = {name: "F16" if name in nested else weight.dtype for name, weight in held.items()}
-    digest, (header, places) = sha256(), header_of(planned, metadata)
+    digest, (header, places) = sha256(), _header_of(planned, metadata)
     temporary = made.with_name(f"{made.name}.tmp")
     with temporary.open("wb") as file:
         file.write(header)
-        for chunk in chunks(held, in_file_order(plain)):
+        for chunk in chunks(held, _in_file_order(plain)):
             whole, pieces = _converted(held[chunk.name], chunk, chunk.name in nested)
             for name, tensor in pieces.items():
                 file.seek(places[name] + chunk.first * DTYPE_BYTES[planned[name][0]])
@@ -96,7 +101,7 @@ def _rewrite_shard(shard: Path, held: Mapping[str, Weight], nested: Set[str], ma
         found = digest.hexdigest()
         if DIGEST_KEY in metadata:
             file.seek(0)
-            file.write(header_of(planned, {**metadata, DIGEST_KEY: found})[0])
+            file.write(_header_of(planned, {**metadata, DIGEST_KEY: found})[0])
         file.flush()
         os.fsync(file.fileno())
     if known is not None and known != found:
@@ -138,3 +143,25 @@ def _converted(weight: Weight, chunk: Chunk, to_planes: bool) -> tuple[torch.Ten
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def _in_file_order(dtypes: Mapping[str, str]) -> list[str]:
+    """Return names of tensors in the order in which the safetensors library stores them."""
+    rank = {dtype: place for place, dtype in enumerate((*_ORDER, "I8", "U8", "BOOL"))}
+    return sorted(dtypes, key=lambda name: (rank.get(dtypes[name], len(rank)), name))
+
+
+def _header_of(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """Return the header of a file with these tensors, type and shape by name, and where in the file each begins."""
+    entries: dict[str, Any] = {}
+    places, end = {}, 0
+    for name in _in_file_order({name: dtype for name, (dtype, _) in tensors.items()}):
+        dtype, shape = tensors[name]
+        places[name], end = end, end + DTYPE_BYTES[dtype] * prod(shape)
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [places[name], end]}
+    head = {"__metadata__": metadata} if metadata else {}
+    raw = json.dumps({**head, **entries}, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-len(raw) % 8)
+    return struct.pack("<Q", len(raw)) + raw, {name: 8 + len(raw) + begin for name, begin in places.items()}

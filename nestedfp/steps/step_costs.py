@@ -117,17 +117,10 @@ class StepCosts:
         part = (tokens - low.tokens) / (high.tokens - low.tokens)
         return low.fp16_ms + part * (high.fp16_ms - low.fp16_ms), low.fp8_ms + part * (high.fp8_ms - low.fp8_ms)
 
-    def gain(self, tokens: int) -> float:
-        """Return the share of an FP16 step's time that FP8 saves; negative where FP8 is slower.
-
-        Outside the measured sizes the nearest size's share holds.
-        """
-        fp16_ms, fp8_ms = self.times_ms(tokens)
-        return 1 - fp8_ms / fp16_ms
-
     def fp8_pays(self, tokens: int) -> bool:
         """Whether FP8 saves enough in a step of this size to be worth its rounding."""
-        return self.gain(tokens) >= MIN_GAIN
+        fp16_ms, fp8_ms = self.times_ms(tokens)
+        return 1 - fp8_ms / fp16_ms >= MIN_GAIN
 
     def fp8_pays_from(self) -> int | None:
         """Return the smallest measured size from which on FP8 pays at every measured size; None: it pays at no end."""

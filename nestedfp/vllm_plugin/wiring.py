@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from nestedfp.checkpoint import fingerprint, read_weights
 from nestedfp.eligible import ALL_LAYERS, REMEDY, require_fp8_layers
 from nestedfp.hooks import around, versions
-from nestedfp.kernels.gpu_kernels import is_portable
+from nestedfp.kernels import gpu_kernels
 from nestedfp.vllm_plugin import drafts, kv_cache, short_logs
 from nestedfp.vllm_plugin.options import OPTIONS_KEY, USUAL_SLO_MS, PluginOptions
-from nestedfp.vllm_plugin.ranks import gpu_support
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -232,8 +231,8 @@ def choose_path(config: "VllmConfig") -> None:
     if (found := current_platform.get_device_capability()) is None:
         return
     capability = (found.major, found.minor)
-    gpu_support.require(capability)
-    if is_portable(capability):
+    gpu_kernels.require(capability)
+    if gpu_kernels.is_portable(capability):
         init_logger("vllm.nestedfp").warning("portable kernels: this GPU is not of the kind that they were measured on")
         return
     # Programmatic dependent launch: the compiled kernels between the GEMMs say early that the next one may start, and

@@ -58,7 +58,7 @@ def test_greedy_answers_part_where_they_part():
 @pytest.mark.engine
 @pytest.mark.slow
 def test_the_command_compares_every_way_to_compute_with_plain_vllm(tmp_path):
-    stdout, report = evaluated(tmp_path, "--tokens", "512", "--answers", "2", "--plot", str(tmp_path / "e.svg"))
+    stdout, report = evaluated(tmp_path, "--tokens", "512", "--answers", "2")
     classes = report["classes"]
     plain, exact, fast = classes["plain vLLM, FP16"], classes["exact"], classes["fast"]
     assert plain["kl_all"] == pytest.approx(0, abs=1e-6)
@@ -96,8 +96,8 @@ def test_the_command_compares_choices_of_layers_with_exact_answers(tmp_path):
     classes = report["classes"]
     assert list(classes) == ["exact", "fast, mlp", "fast, !*.0.mlp.*"]
     assert 0 < classes["fast, mlp"]["kl_all"] < classes["fast, !*.0.mlp.*"]["kl_all"]
-    assert all(0.1 < ms < 1e4 for ms in classes["fast, mlp"]["decode_ms"].values())
-    assert "of an exact one" in stdout
+    assert 0 < classes["fast, mlp"]["fp8_weight_share"] < 1
+    assert "fast, !*.0.mlp.*" in stdout
 
 
 def evaluated(folder, *words):

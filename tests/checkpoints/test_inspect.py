@@ -99,9 +99,8 @@ def test_verdicts_are_the_loaders(mixed):
         assert isinstance(nest(fused), NestedWeight) == (kinds[LAYER.format(layer, "gate")] != "plain")
 
 
-def test_the_command_prints_a_table_and_writes_json_and_a_picture(mixed, tmp_path, capsys):
-    command = ["inspect", str(mixed), "--json", str(tmp_path / "i.json"), "--plot", str(tmp_path / "i.svg")]
-    assert main(command) == 0
+def test_the_command_prints_a_table_and_writes_json(mixed, tmp_path, capsys):
+    assert main(["inspect", str(mixed), "--json", str(tmp_path / "i.json")]) == 0
     printed = capsys.readouterr()
     assert "gate_up               6      3      1      2" in printed.out
     assert f"plain: {LAYER.format(2, 'up')}: outliers: 64 of 8192" in printed.out
@@ -111,15 +110,6 @@ def test_the_command_prints_a_table_and_writes_json_and_a_picture(mixed, tmp_pat
     assert report["gemms"]["down_proj"]["outliers"] == 3
     layer = next(each for each in report["layers"] if each["module"] == LAYER.format(0, "down"))
     assert (layer["maximum"], layer["dtype"], layer["shape"]) == (3.0, "F16", [64, 64])
-    assert "<svg" in (tmp_path / "i.svg").read_text()
-
-
-def test_headers_alone_say_what_may_be_nested(mixed, tmp_path, capsys):
-    assert main(["inspect", str(mixed), "--headers-only", "--json", str(tmp_path / "i.json")]) == 0
-    report = json.loads((tmp_path / "i.json").read_text())
-    assert report["totals"]["verdicts"] == {"candidate": 10}
-    assert "fp8_error" not in report["totals"]
-    assert "may have an FP8 mode" in capsys.readouterr().out
 
 
 def test_a_converted_checkpoint_reads_as_its_original(mixed, tmp_path):
@@ -144,7 +134,6 @@ def test_a_weight_that_fp16_cannot_hold_is_a_fault_and_an_exit_status(tmp_path, 
         (["{none}"], "no config.json; expected a Hugging Face checkpoint folder"),
         (["{empty}"], "no config.json"),
         (["{fp8}"], "quantised already (fp8)"),
-        (["{good}", "--plot", "{empty}/x.y"], "expected a file such as ranges.svg"),
         (["{good}", "--json", "{none}/x.json"], "cannot be read or written"),
     ],
 )

@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "cuda/host/launch.h"
-#include "cuda/host/semaphores.h"
 #include "operands.h"
 
 using namespace nestedfp::cuda;

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "cuda/host/launch.h"
-#include "cuda/host/semaphores.h"
 #include "cuda/kernels/layout.h"
 #include "operands.h"
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "cuda/config/outlier_list.h"
+#include "cuda/config/gemm.h"
 #include "cuda/kernels/layout.h"
 #include "grid.h"
 

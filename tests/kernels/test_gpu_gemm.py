@@ -36,10 +36,6 @@ def every_pattern(n: int, k: int) -> torch.Tensor:
     return filled[torch.randperm(n * k)].view(n, k)
 
 
-def packed(weight: torch.Tensor) -> kernels.PackedWeight:
-    return kernels.pack(*(plane.to(DEVICE) for plane in split(weight.cpu())))
-
-
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
@@ -60,12 +56,12 @@ def poisoned(m: int, n: int) -> torch.Tensor:
 def test_split_pack_and_join_keep_every_bit(n, k):
     weight = every_pattern(512, 256)[:, :k][:n] if n * k < 32258 else every_pattern(n, k)
     n, k = weight.shape
-    upper, lower, counts = kernels.split(weight.to(DEVICE))
+    cuda_ops.load()
+    upper, lower, counts = ops.split(weight.to(DEVICE))
     expected = split(weight)
     assert counts.tolist() == [0, 0]
     assert torch.equal(upper.cpu(), expected[0])
     assert torch.equal(lower.cpu(), expected[1])
-    cuda_ops.load()
     again = ops.join_rows(*ops.pack(upper, lower), n, k, 0, n)
     assert torch.equal(again.cpu().view(torch.int16), weight.view(torch.int16))
 
@@ -73,7 +69,7 @@ def test_split_pack_and_join_keep_every_bit(n, k):
 def test_every_tile_rebuilds_every_weight_exactly():
     n, k = 512, 512
     weight = every_pattern(n, k)
-    planes = packed(weight)
+    planes = kernels.pack(weight.to(DEVICE))
     fp8_weight = (split(weight)[0].view(torch.float8_e4m3fn).float() / UPPER_SCALE).half()
     x = torch.eye(k, dtype=torch.float16, device=DEVICE)
     for _, config in kernels.valid_configs(FP16, k, n, k):
@@ -87,7 +83,7 @@ def test_every_tile_rebuilds_every_weight_exactly():
 @pytest.mark.parametrize("m", [1, 7, 16, 33, 100, 257])
 def test_every_config_is_as_accurate_as_cublas(m, n, k):
     weight = torch.randn(n, k, device=DEVICE).mul_(0.02).half()
-    planes = packed(weight)
+    planes = kernels.pack(weight.to(DEVICE))
     bias = torch.randn(n, device=DEVICE).half()
     x = torch.randn(m, k, device=DEVICE).half()
     exact = x.double() @ weight.double().t()
@@ -122,7 +118,7 @@ def test_every_config_is_as_accurate_as_cublas(m, n, k):
     ("n", "k", "m"), [(2563, 520, 500), (6144, 4096, 200), (6144, 4096, 257), (4096, 2048, 500), (5120, 8192, 256)]
 )
 def test_thousands_of_launches_give_the_same_bits(n, k, m):
-    planes = packed(torch.randn(n, k, device=DEVICE).mul_(0.02).half())
+    planes = kernels.pack(torch.randn(n, k, device=DEVICE).mul_(0.02).half())
     x = torch.randn(m, k, device=DEVICE).half()
     configs = [config for _, config in sorted(kernels.valid_configs(FP16, m, n, k), key=lambda pair: pair[0])[:60]]
     shared = [c for _, c in kernels.valid_configs(FP16, m, n, k) if c.global_workspace and c.split in (0, 4)][::4]
@@ -156,7 +152,9 @@ def test_launches_on_several_streams_do_not_disturb_each_other(m, n, k, configs)
     problems = []
     for _ in streams:
         weight = torch.randn(n, k, device=DEVICE).mul_(0.02).half()
-        problems.append((torch.randn(m, k, device=DEVICE).half(), packed(weight), poisoned(m, n), weight))
+        problems.append(
+            (torch.randn(m, k, device=DEVICE).half(), kernels.pack(weight.to(DEVICE)), poisoned(m, n), weight)
+        )
     found = configs(m, n, k)
     assert found
     for config in found:
@@ -174,7 +172,7 @@ def test_launches_on_several_streams_do_not_disturb_each_other(m, n, k, configs)
 def test_a_captured_graph_survives_changes_of_memory_and_input():
     m, n, k = 48, 2048, 2048
     weight = torch.randn(n, k, device=DEVICE).mul_(0.02).half()
-    planes = packed(weight)
+    planes = kernels.pack(weight.to(DEVICE))
     x = torch.zeros(m, k, device=DEVICE, dtype=torch.float16)
     codes, scale = quantized(x)
     outs = {FP16: poisoned(m, n), FP8: poisoned(m, n)}
@@ -200,7 +198,7 @@ def test_a_captured_graph_survives_changes_of_memory_and_input():
 def test_timings_of_this_card_guide_the_choice_and_change_no_result_but_its_last_bits():
     n, k, tokens = 4096, 2048, (1, 48, 300)
     weight = torch.randn(n, k, device=DEVICE).mul_(0.02).half()
-    planes = packed(weight)
+    planes = kernels.pack(weight.to(DEVICE))
     before = {m: chosen(m, n, k)[0] for m in tokens}
     timings = gemm_tuning.tune({(n, k): [planes]}, tokens, kernels.NUM_SMS_H100)[n, k]
     assert {(t.precision, t.m) for t in timings} == {(p, m) for p in (FP16, FP8) for m in tokens}

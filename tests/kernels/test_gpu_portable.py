@@ -11,6 +11,7 @@ from quantizer_reference import quantize_per_token
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_portable import EXACT, FP8, UPPER_FP16, gemm
 from nestedfp.format import upper_to_float
+from nestedfp.kernels import ops
 from nestedfp.kernels.gpu_kernels import multiplies_fp8
 
 pytestmark = pytest.mark.gpu
@@ -51,8 +52,7 @@ def test_every_tile_and_split_computes_the_product(operands, tile, split):
         pytest.skip("FP8 mode multiplies FP16 activations here")
     for m, n, k in ((1, 200, 1088), (33, 130, 4104), (300, 333, 2048)):
         weight = torch.empty(n, k, device="cuda", dtype=torch.float16).normal_(0, 0.02)
-        upper, lower, _ = kernels.split(weight)
-        packed = kernels.pack(upper, lower)
+        packed, upper = kernels.pack(weight), ops.split(weight)[0]
         x = torch.randn(m, k, device="cuda").half()
         out, expected = compute(operands, x, upper, packed, (tile, split))
         if operands == EXACT:
@@ -67,7 +67,7 @@ def _rounded(upper):
 
 def test_thousands_of_launches_give_the_same_bits():
     weight = torch.empty(1000, 4096, device="cuda", dtype=torch.float16).normal_(0, 0.02)
-    packed = kernels.pack(*kernels.split(weight)[:2])
+    packed = kernels.pack(weight)
     x = torch.randn(40, 4096, device="cuda").half()
     first = torch.empty(40, 1000, device="cuda", dtype=torch.float16)
     gemm(EXACT, x, packed, first, how=(2, 5))

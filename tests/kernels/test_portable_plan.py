@@ -4,6 +4,7 @@ import ctypes
 from collections import Counter
 
 import pytest
+from gemm_plans import portable_work
 
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_portable import EXACT, FP8, UPPER_FP16, plan
@@ -16,16 +17,6 @@ OPERANDS = (EXACT, UPPER_FP16, FP8)
 A100, L40S = 108, 142  # multiprocessors
 
 
-def work(operands, m, n, k, tile, split):
-    """Every block's row tile, token tile, first step and step after the last."""
-    fields = (ctypes.c_int * 4)()
-    function = kernels.library().nestedfp_portable_work
-    blocks = function(operands, m, n, k, tile, split, 0, fields)
-    for block in range(blocks):
-        function(operands, m, n, k, tile, split, block, fields)
-        yield tuple(fields)
-
-
 @pytest.mark.parametrize("operands", OPERANDS)
 @pytest.mark.parametrize("split", [1, 3, 16])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 64, 64), (17, 4999, 520), (3000, 300, 2112), (9000, 130, 1)])
@@ -33,7 +24,7 @@ def test_every_step_of_every_tile_is_computed_once(operands, split, m, n, k):
     steps = -(-k // (128 if operands == FP8 else 64))
     for tile, (rows, tokens) in enumerate(TILES):
         computed = Counter()
-        for row, token, first, last in work(operands, m, n, k, tile, split):
+        for row, token, first, last in portable_work(operands, m, n, k, tile, split):
             computed.update((row, token, step) for step in range(first, last))
         wanted = -(-n // rows) * -(-m // tokens) * steps
         assert len(computed) == computed.total() == wanted

@@ -147,7 +147,7 @@ def test_nested_experts_have_plain_vllms_bits_in_fp16_mode_and_are_close_in_fp8_
 
 def test_a_conversion_keeps_the_bits_and_nests_all_experts_but_those_with_lists(family, tmp_path):
     plain, planes, tensors = family
-    kinds = {layer.module: layer.verdict.kind for layer in inspect(plain, lambda _: None, headers_only=False).layers}
+    kinds = {layer.module: layer.verdict.kind for layer in inspect(plain, lambda _: None).layers}
     experts = {module: kind for module, kind in kinds.items() if ".experts." in module}
     assert sorted(experts.values()) == ["listed"] * 3 + ["nested"] * (LAYERS * EXPERTS * 3 - 3)
     assert all(kind == "plain" for module, kind in kinds.items() if module.endswith(".gate"))

@@ -82,9 +82,9 @@ def test_the_exact_operator_computes_fp16_in_every_mode():
     expected = ops.linear(x, *planes, None, *outliers, 48, 64, False)
     ops.set_mode(Mode.FP8)
     assert not torch.equal(ops.linear(x, *planes, None, *outliers, 48, 64, False), expected)
-    assert torch.equal(ops.linear_exact(x, *planes, None, *outliers, 48, 64), expected)
+    assert torch.equal(ops.linear(x, *planes, None, *outliers, 48, 64, True, is_exact=True), expected)
     ops.set_mixed(torch.tensor([True, False, True, False, False]))
-    assert torch.equal(ops.linear_exact(x, *planes, None, *outliers, 48, 64), expected)
+    assert torch.equal(ops.linear(x, *planes, None, *outliers, 48, 64, True, is_exact=True), expected)
 
 
 def test_a_gpu_has_such_layers_plain(monkeypatch):

@@ -3,6 +3,7 @@
 Run: ``pytest -q tests/plugin/test_fused_quantiser.py``
 """
 
+import gc
 import pickle
 import shutil
 import warnings
@@ -58,6 +59,7 @@ def block_stack(model):
 
 def compiled(run, *passes):
     """``run`` as one graph for any number of tokens, and the backend that compiles it."""
+    gc.collect()  # what vLLM has dropped has destructors that fail while a graph is traced
     backend = PassBackend(engine_config(**QUANTIZES), *passes)
     torch._dynamo.reset()
     step = torch.compile(run, backend=backend, fullgraph=True)

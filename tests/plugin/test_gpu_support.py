@@ -2,9 +2,8 @@
 
 import pytest
 
-from nestedfp.kernels.gpu_kernels import is_portable, multiplies_fp8
+from nestedfp.kernels.gpu_kernels import is_portable, multiplies_fp8, require
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks.gpu_support import require
 
 
 def test_a_gpu_that_is_too_old_for_the_portable_kernels_is_refused():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nestedfp.modes import Mode
-from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes, mixed_sizes
+from nestedfp.vllm_plugin.ranks.graph_sizes import host_bound_tokens, larger_sizes, mixed_sizes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -42,8 +42,8 @@ def test_sizes_lie_above_vllm_s_and_end_at_the_limit():
 
 def test_the_host_is_the_limit_further_on_in_fp8_mode_and_with_small_models():
     def limits(billions, layers, multiprocessors=132):
-        size = ModelSize(int(billions * 1e9), layers)
-        return [host_bound_tokens(size, mode, multiprocessors) for mode in (Mode.FP16, Mode.FP8)]
+        size = int(billions * 1e9), layers
+        return [host_bound_tokens(*size, mode, multiprocessors) for mode in (Mode.FP16, Mode.FP8)]
 
     small, large = limits(7, 32), limits(23, 40)
     # Steps of the 24B shape in FP16 mode take the GPU 45 ms from 550 tokens on, and the host 50 at most.
@@ -114,6 +114,13 @@ def graph_manager(
         manager.__init__(config, None, CUDAGraphMode[mode], decode_query_len, lora_capture_cases=adapters)
     manager._graphs_captured = True
     return manager
+
+
+def largest(manager, cg_mode, case):
+    """The tokens of a precision's largest graph that steps with prompts replay; 0: none."""
+    descs = {desc for candidates in manager._candidates.values() for desc in candidates}
+    found = [d for d in descs if d.uniform_token_count is None and (d.num_active_loras, d.cg_mode) == (case, cg_mode)]
+    return max((d.num_tokens for d in found), default=0)
 
 
 def test_steps_with_prompts_get_piecewise_graphs_above_vllm_s_sizes_in_both_precisions():
@@ -233,7 +240,7 @@ def h100(monkeypatch):
 def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(h100, flash_attention_3, up_to):
     layers = ("ALWAYS",) * 40
     manager = graph_manager(2048, linear_weights=23_000_000_000, supports=layers, whole_graph_tokens=up_to, flash=True)
-    most = [host_bound_tokens(ModelSize(23_000_000_000, 40), mode, 132) for mode in (Mode.FP16, Mode.FP8)]
+    most = [host_bound_tokens(23_000_000_000, 40, mode, 132) for mode in (Mode.FP16, Mode.FP8)]
     for precision, tokens in zip(KEYS, most, strict=True):
         expected = [size for size in [512, *larger_sizes(512, 2048)] if size <= tokens]
         assert len(expected) > 1
@@ -246,8 +253,8 @@ def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(
         assert max(captured) == expected[-1]
         assert {*expected[1:]} <= captured
         assert max(tokens for tokens, case in manager._candidates if case == precision) == expected[-1]
-        assert manager._largest(CUDAGraphMode.PIECEWISE, precision) == expected[-1], "what the log says"
-        assert manager._largest(CUDAGraphMode.FULL, precision) == (256 if up_to else 0)
+        assert largest(manager, CUDAGraphMode.PIECEWISE, precision) == expected[-1]
+        assert largest(manager, CUDAGraphMode.FULL, precision) == (256 if up_to else 0)
         assert manager._candidates[300, precision], "vLLM's own sizes stay"
     replayed = {desc for descs in manager._candidates.values() for desc in descs}
     assert replayed <= {desc for descs in manager._capture_descs.values() for desc in descs}, "each has its graph"
@@ -270,7 +277,7 @@ def test_whole_graphs_end_where_the_host_launches_the_pieces_sooner_than_the_gpu
         return found
 
     for precision, mode in zip(KEYS, Mode, strict=True):
-        most = host_bound_tokens(ModelSize(20_000_000_000, 40), mode, 132, in_pieces=True)
+        most = host_bound_tokens(20_000_000_000, 40, mode, 132, in_pieces=True)
         assert whole_of(20_000_000_000, precision) == {n for n in (256, 512, *larger_sizes(512, 2048)) if n <= most}
     assert whole_of(20_000_000_000, 0) == {256}
     assert 512 in whole_of(20_000_000_000, FAST)

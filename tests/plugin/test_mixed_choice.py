@@ -8,6 +8,7 @@ import ctypes
 import pytest
 
 from benchmarks.kernels import gpu_kernels as kernels
+from nestedfp.kernels.cuda_library import mixed_tiles
 from nestedfp.kernels.tuning import gemm_cache, mixed_tuning
 from nestedfp.kernels.tuning.mixed_tuning import TWO_LAUNCHES, MixedChoice
 
@@ -61,9 +62,8 @@ def test_the_next_measured_number_of_fast_rows_counts_and_a_far_one_does_not():
 
 
 def test_a_config_without_work_for_the_blocks_of_the_rest_is_not_taken():
-    config, tile = config_for(256), (ctypes.c_int * 4)()
-    kernels.library().nestedfp_mixed_tile(config[0], tile)
-    room = tile[1]
+    config = config_for(256)
+    room = mixed_tiles()[config[0]][1]
     mixed_tuning.take([MixedChoice(N, K, room + 1, config)])
     assert chosen(32, room + 1) == config
     assert chosen(32, room) is None  # all of them fit into the mixed tiles

@@ -10,7 +10,7 @@ import pytest
 import vllm_parts  # vLLM, imported with its warnings kept quiet
 
 from nestedfp.hooks import compare, versions
-from nestedfp.hooks.__main__ import main, markdown
+from nestedfp.hooks.__main__ import main
 from nestedfp.hooks.table import HOOKS, PUBLIC
 from nestedfp.vllm_plugin import wiring
 
@@ -66,11 +66,6 @@ def test_nothing_in_the_table_has_moved():
 
 def test_public_names_stand_in_the_table():
     assert set(NAMES) >= PUBLIC
-
-
-def test_the_page_of_hooks_is_the_table():
-    page = (PLUGIN.parents[1] / "docs" / "hooks.md").read_text()
-    assert page.endswith(f"\n{markdown()}\n"), "write it anew: see its first lines"
 
 
 def test_what_has_moved_is_said():

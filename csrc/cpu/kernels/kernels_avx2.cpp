@@ -11,7 +11,6 @@ namespace {
 
 struct Avx2 {
     using Reg = __m256;
-    using Rows = RowList<1, 2, 3, 4, 5, 6>;
     static constexpr int kLanes = 8;
     static constexpr int kVecs = kPanel / kLanes;
     static constexpr int kBlockRows = 6;

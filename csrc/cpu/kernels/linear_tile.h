@@ -9,16 +9,15 @@
 // namespace.
 #pragma once
 
+#include <array>
+#include <utility>
+
 #include "cpu/kernels/half.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/words256.h"
 
 namespace nestedfp::cpu {
 namespace {
-
-// The block sizes that a vector type has kernels for.
-template <int... rows>
-struct RowList {};
 
 // Pairs of k whose FP16 words `stream` rebuilds at a time: 512 bytes a panel, so that four panels leave the first-level
 // cache to X.
@@ -170,23 +169,19 @@ void stream_panels(const LinearArgs& args, int64_t first_row, int64_t panel, int
 using StreamFn = void (*)(const LinearArgs&, int64_t, int64_t, int64_t);
 using MultiplyFn = void (*)(const float*, const uint16_t*, int64_t, float*);
 
-// Entry [rows] of each table is the kernel for a block of that many rows; entry 0 is unused.
-template <class V, Weights weights, class = typename V::Rows>
-struct Streams;
-template <class V, Weights weights, int... rows>
-struct Streams<V, weights, RowList<rows...>> {
-    static constexpr StreamFn table[] = {nullptr, stream_panels<V, weights, rows>...};
-};
-
-template <class V, class = typename V::Rows>
-struct Multiplies;
-template <class V, int... rows>
-struct Multiplies<V, RowList<rows...>> {
-    static constexpr MultiplyFn table[] = {nullptr, multiply<V, rows>...};
-};
+// The kernels for blocks of 1 to V::kBlockRows rows, in order.
+template <class V, Weights weights, int... i>
+constexpr std::array<StreamFn, V::kBlockRows> streams(std::integer_sequence<int, i...>) {
+    return {stream_panels<V, weights, i + 1>...};
+}
+template <class V, int... i>
+constexpr std::array<MultiplyFn, V::kBlockRows> multiplies(std::integer_sequence<int, i...>) {
+    return {multiply<V, i + 1>...};
+}
 
 template <class V, Weights weights>
 void multiply_tile(const LinearArgs& args, Tile tile) {
+    static constexpr auto kMultiplies = multiplies<V>(std::make_integer_sequence<int, V::kBlockRows>{});
     alignas(64) float c[kMaxTilePanels * kMaxTileRows * kPanel];
     alignas(64) uint16_t scratch[2 * V::kDepthPairs * kPanel];
     const int64_t blocks = block_count(args.m, V::kBlockRows);
@@ -207,9 +202,9 @@ void multiply_tile(const LinearArgs& args, Tile tile) {
             for (int64_t block = tile.block_begin; block < tile.block_end; ++block) {
                 const int64_t row = block_begin(args.m, blocks, block);
                 const int64_t block_rows = block_begin(args.m, blocks, block + 1) - row;
-                Multiplies<V>::table[block_rows](
-                    args.packed_x + row * 2 * pairs + 2 * pair * block_rows, words, 2 * depth_pairs,
-                    c + (panel - tile.panel_begin) * panel_stride + (row - first_row) * kPanel);
+                kMultiplies[block_rows - 1](args.packed_x + row * 2 * pairs + 2 * pair * block_rows, words,
+                                            2 * depth_pairs,
+                                            c + (panel - tile.panel_begin) * panel_stride + (row - first_row) * kPanel);
             }
         }
     }
@@ -224,7 +219,8 @@ void linear(const LinearArgs& args, Tile tile) {
     if (tile.block_end - tile.block_begin == 1) {
         const int64_t row = block_begin(args.m, blocks, tile.block_begin);
         const int64_t rows = block_begin(args.m, blocks, tile.block_begin + 1) - row;
-        Streams<V, weights>::table[rows](args, row, tile.panel_begin, tile.panel_end);
+        static constexpr auto kStreams = streams<V, weights>(std::make_integer_sequence<int, V::kBlockRows>{});
+        kStreams[rows - 1](args, row, tile.panel_begin, tile.panel_end);
     } else {
         multiply_tile<V, weights>(args, tile);
     }

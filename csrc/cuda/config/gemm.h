@@ -20,6 +20,19 @@ struct GemmDesc {
     int64_t k;
 };
 
+// The few weights beyond 1.75, as a GEMM takes them: weight [rows[i], cols[i]] is more by deltas[i] than the planes
+// say; rows ascend. The sums of listed rows get x * delta in FP32 before they are rounded.
+struct OutlierList {
+    // [M, K] FP16 whatever the precision, rows x_pitch elements apart.
+    const uint16_t* x;
+    int64_t x_pitch;
+    const int32_t* rows;
+    const int32_t* cols;
+    const float* deltas;
+    // 0: none.
+    int count;
+};
+
 // The split of a config that is Stream-K: every thread block computes as many steps as any other, wherever the borders
 // of tiles lie (stream_k.h).
 inline constexpr int kStreamK = 0;
@@ -28,7 +41,7 @@ inline constexpr int kStreamK = 0;
 //   in a cluster                    The parts of a tile are the thread blocks of one cluster and are reduced through
 //                                   distributed shared memory: quick, but clusters must fit the chip.
 //   with a global workspace         The partial sums go to device memory; any number of parts on any blocks. One of
-//                                   these blocks reduces them; semaphores tell it when (cuda/host/semaphores.h).
+//                                   these blocks reduces them; semaphores tell it when (cuda/host/launch.h).
 //                                   Stream-K always works this way.
 struct GemmConfig {
     // Index into kTiles.

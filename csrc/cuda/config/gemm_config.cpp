@@ -31,13 +31,9 @@ TileGrid tile_grid(const GemmDesc& desc, const Tile& tile, int num_sms) {
 }  // namespace
 
 bool is_valid(const GemmDesc& desc, const GemmConfig& config, int num_sms, const char** reason) {
-    const auto refuse = [&](const char* text) {
-        if (reason != nullptr) *reason = text;
-        return false;
-    };
-    if (config.tile < 0 || config.tile >= kTileCount) return refuse("no such tile");
+    if (config.tile < 0 || config.tile >= kTileCount) return refuse(reason, "no such tile");
     const Tile& tile = kTiles[config.tile];
-    if (tile.precision != desc.precision) return refuse("the tile is of the other precision");
+    if (tile.precision != desc.precision) return refuse(reason, "the tile is of the other precision");
     return is_valid(tile_grid(desc, tile, num_sms), config, reason);
 }
 
@@ -51,14 +47,18 @@ int64_t workspace_bytes(const GemmDesc& desc, const GemmConfig& config, int num_
 
 namespace {
 
-// Calls visit(config, predicted microseconds) for every config that can compute the problem.
-template <class Visit>
-void for_each_config(const GemmDesc& desc, int num_sms, const Visit& visit) {
+// The best of the configs that the model finds promising, by the model corrected with what was timed.
+GemmConfig best_config(const GemmDesc& desc, int num_sms) {
+    constexpr double kPromising = 1.4;
+    const std::vector<Timing> timings = timings_of(desc);
+    std::vector<std::pair<double, GemmConfig>> found;
+    double least_us = std::numeric_limits<double>::infinity();
     const auto consider = [&](const GemmConfig& config) {
-        if (is_valid(desc, config, num_sms, nullptr)) visit(config, predict_us(desc, config, num_sms));
+        if (!is_valid(desc, config, num_sms, nullptr)) return;
+        found.emplace_back(predict_us(desc, config, num_sms), config);
+        least_us = std::min(least_us, found.back().first);
     };
     for (int tile = 0; tile < kTileCount; ++tile) {
-        if (kTiles[tile].precision != desc.precision) continue;
         consider({tile, 1, false, false});
         for (const bool tail_only : {false, true}) {
             for (int split = 2; split <= kMaxClusterParts; ++split) consider({tile, split, tail_only, false});
@@ -66,18 +66,6 @@ void for_each_config(const GemmDesc& desc, int num_sms, const Visit& visit) {
             for (int split = 2; split <= kMaxWorkspaceParts; ++split) consider({tile, split, tail_only, true});
         }
     }
-}
-
-// The best of the configs that the model finds promising, by the model corrected with what was timed.
-GemmConfig best_config(const GemmDesc& desc, int num_sms) {
-    constexpr double kPromising = 1.4;
-    const std::vector<Timing> timings = timings_of(desc);
-    std::vector<std::pair<double, GemmConfig>> found;
-    double least_us = std::numeric_limits<double>::infinity();
-    for_each_config(desc, num_sms, [&](const GemmConfig& config, double us) {
-        found.emplace_back(us, config);
-        least_us = std::min(least_us, us);
-    });
     GemmConfig best = found.front().second;
     double best_us = std::numeric_limits<double>::infinity();
     for (const auto& [predicted, config] : found) {

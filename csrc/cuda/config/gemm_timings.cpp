@@ -19,10 +19,7 @@ struct Taken {
 };
 
 std::mutex mutex;
-std::map<Key, std::vector<Taken>>& all_timings() {
-    static std::map<Key, std::vector<Taken>> all;
-    return all;
-}
+std::map<Key, std::vector<Taken>> all_timings;
 std::atomic<uint64_t> version{0};
 
 Key key_of(const GemmDesc& desc) { return {desc.precision, desc.n, desc.k}; }
@@ -50,13 +47,13 @@ constexpr double kPriorWeight = 0.1;
 void take_timing(const GemmDesc& desc, const GemmConfig& config, int num_sms, double us) {
     const double log_error = std::log(us / predict_us(desc, config, num_sms));
     const std::lock_guard lock(mutex);
-    all_timings()[key_of(desc)].push_back({desc.m, config, log_error});
+    all_timings[key_of(desc)].push_back({desc.m, config, log_error});
     ++version;
 }
 
 void forget_timings() {
     const std::lock_guard lock(mutex);
-    all_timings().clear();
+    all_timings.clear();
     ++version;
 }
 
@@ -65,8 +62,8 @@ uint64_t timings_version() { return version.load(std::memory_order_relaxed); }
 std::vector<Timing> timings_of(const GemmDesc& desc) {
     constexpr double kBeyond = 1.2;
     const std::lock_guard lock(mutex);
-    const auto found = all_timings().find(key_of(desc));
-    if (found == all_timings().end()) return {};
+    const auto found = all_timings.find(key_of(desc));
+    if (found == all_timings.end()) return {};
     std::vector<Timing> seen;
     seen.reserve(found->second.size());
     int64_t most = 0;

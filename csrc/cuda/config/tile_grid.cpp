@@ -13,41 +13,38 @@ constexpr int64_t kMinWorkUnitSteps = 2;
 }  // namespace
 
 bool is_valid(const TileGrid& grid, const GemmConfig& config, const char** reason) {
-    const auto refuse = [&](const char* text) {
-        if (reason != nullptr) *reason = text;
-        return false;
-    };
-    if (config.split < (config.global_workspace ? kStreamK : 1)) return refuse("split must be at least 1");
+    if (config.split < (config.global_workspace ? kStreamK : 1)) return refuse(reason, "split must be at least 1");
     if (config.split > (config.global_workspace ? kMaxWorkspaceParts : kMaxClusterParts)) {
-        return refuse(config.global_workspace ? "more than 8 parts" : "more than 4 blocks in a cluster");
+        return refuse(reason, config.global_workspace ? "more than 8 parts" : "more than 4 blocks in a cluster");
     }
     if (grid.multicast_ctas > 1 && config.split > 1 && !config.global_workspace)
-        return refuse("a multicast tile has no split-K in a cluster");
+        return refuse(reason, "a multicast tile has no split-K in a cluster");
     const int64_t tiles = grid.row_tiles * grid.token_tiles;
     if (tiles * grid.multicast_ctas * config.split > std::numeric_limits<int>::max())
-        return refuse("more tiles than a grid has blocks");
+        return refuse(reason, "more tiles than a grid has blocks");
     if (config.split == 1) {
-        return config.tail_only || config.global_workspace ? refuse("nothing to split in the tail") : true;
+        return config.tail_only || config.global_workspace ? refuse(reason, "nothing to split in the tail") : true;
     }
-    if (grid.steps < 2 * config.split) return refuse("K is too short for that split");
+    if (grid.steps < 2 * config.split) return refuse(reason, "K is too short for that split");
     int64_t split_tiles = tiles;
     if (config.tail_only) {
         const int64_t wave = config.global_workspace ? grid.slots : grid.slots / config.split * config.split;
         split_tiles = tiles % wave;
-        if (split_tiles == 0 || split_tiles == tiles) return refuse("no last wave to split");
-        if (split_tiles * config.split > grid.slots) return refuse("the last wave does not fit that split");
+        if (split_tiles == 0 || split_tiles == tiles) return refuse(reason, "no last wave to split");
+        if (split_tiles * config.split > grid.slots) return refuse(reason, "the last wave does not fit that split");
     }
     if (!config.global_workspace) return true;
-    if (split_tiles * config.split > grid.slots) return refuse("more parts than blocks that run at once");
-    if (config.split == kStreamK && tiles % grid.slots == 0) return refuse("whole tiles fill every wave already");
+    if (split_tiles * config.split > grid.slots) return refuse(reason, "more parts than blocks that run at once");
+    if (config.split == kStreamK && tiles % grid.slots == 0)
+        return refuse(reason, "whole tiles fill every wave already");
     if (split_tiles * grid.multicast_ctas * grid.row_warpgroups > kSemaphores)
-        return refuse("more split tiles than semaphores");
-    if (workspace_bytes(grid, config) > kMaxWorkspaceBytes) return refuse("too large a workspace");
+        return refuse(reason, "more split tiles than semaphores");
+    if (workspace_bytes(grid, config) > kMaxWorkspaceBytes) return refuse(reason, "too large a workspace");
     const GemmPlan plan = make_plan(grid, config);
     const int64_t column_steps = split_tiles / int{plan.columns} * grid.steps;
-    if (column_steps < kMinWorkUnitSteps * plan.work_units) return refuse("too few steps for a work unit");
+    if (column_steps < kMinWorkUnitSteps * plan.work_units) return refuse(reason, "too few steps for a work unit");
     if ((column_steps + 1) * plan.work_units > std::numeric_limits<int>::max())
-        return refuse("too many steps to number");
+        return refuse(reason, "too many steps to number");
     return true;
 }
 

@@ -12,6 +12,12 @@ inline constexpr int64_t kRasterTokens = 2048;
 
 inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// False, with why.
+inline bool refuse(const char** reason, const char* text) {
+    if (reason != nullptr) *reason = text;
+    return false;
+}
+
 struct TileGrid {
     int64_t row_tiles, token_tiles;
     // Pipeline stages along K.

@@ -11,6 +11,32 @@
 
 namespace nestedfp::cuda {
 
+// A thread's decoded weights of a stage: [k slice of 16][wgmma A register].
+using Fragments = uint32_t[4][4];
+
+// What a thread reads of one weight stage: rows r (top) and r + 8 (bottom), 16 bytes of each plane.
+struct Raw {
+    uint4 upper_top, lower_top, upper_bottom, lower_bottom;
+};
+
+template <int J>
+NESTEDFP_DEVICE uint32_t word(const uint4& v) {
+    return J == 0 ? v.x : J == 1 ? v.y : J == 2 ? v.z : v.w;
+}
+
+template <int J>
+NESTEDFP_DEVICE void decode_slice(const Raw& raw, Fragments& f) {
+    decode4(word<J>(raw.upper_top), word<J>(raw.lower_top), f[J][0], f[J][2]);
+    decode4(word<J>(raw.upper_bottom), word<J>(raw.lower_bottom), f[J][1], f[J][3]);
+}
+
+NESTEDFP_DEVICE void decode(const Raw& raw, Fragments& f) {
+    decode_slice<0>(raw, f);
+    decode_slice<1>(raw, f);
+    decode_slice<2>(raw, f);
+    decode_slice<3>(raw, f);
+}
+
 // One consumer warpgroup's part of the main loop: 64 rows x Tokens, one K slice of every stage.
 template <class T>
 class Consumer {
@@ -55,13 +81,6 @@ class Consumer {
     }
 
   private:
-    using Fragments = uint32_t[4][4];  // [k slice of 16][wgmma A register]
-
-    // What a thread reads of one weight stage: rows r (top) and r + 8 (bottom), 16 bytes of each plane.
-    struct Raw {
-        uint4 upper_top, lower_top, upper_bottom, lower_bottom;
-    };
-
     NESTEDFP_DEVICE static uint32_t descriptor_base(uint32_t word) {
         return T::kUniformDescriptors ? uniform(word) : word;
     }
@@ -121,24 +140,6 @@ class Consumer {
         raw.lower_bottom = load_shared(lower + 512);
     }
 
-    template <int J>
-    NESTEDFP_DEVICE static uint32_t word(const uint4& v) {
-        return J == 0 ? v.x : J == 1 ? v.y : J == 2 ? v.z : v.w;
-    }
-
-    template <int J>
-    NESTEDFP_DEVICE static void decode(const Raw& raw, Fragments& f) {
-        decode4(word<J>(raw.upper_top), word<J>(raw.lower_top), f[J][0], f[J][2]);
-        decode4(word<J>(raw.upper_bottom), word<J>(raw.lower_bottom), f[J][1], f[J][3]);
-    }
-
-    NESTEDFP_DEVICE static void decode_all(const Raw& raw, Fragments& f) {
-        decode<0>(raw, f);
-        decode<1>(raw, f);
-        decode<2>(raw, f);
-        decode<3>(raw, f);
-    }
-
     // Multiplies the stage whose fragments are in `now` while it decodes the next stage, whose bytes are in `raw`, into
     // `then`, and at last reads the one after that into `raw`. wgmmas are committed two by two. Two fragments may be
     // overwritten once the pair of the previous step that read them is done, two pairs back: so up to three are in
@@ -150,11 +151,11 @@ class Consumer {
         const uint32_t x = next_activations();
         pin(sum);
         multiply_pair<0>(sum, now, x);
-        decode<0>(raw, then);  // in the last step these are stale bytes that nobody uses
-        decode<1>(raw, then);
+        decode_slice<0>(raw, then);  // in the last step these are stale bytes that nobody uses
+        decode_slice<1>(raw, then);
         multiply_pair<2>(sum, now, x);
-        decode<2>(raw, then);
-        decode<3>(raw, then);
+        decode_slice<2>(raw, then);
+        decode_slice<3>(raw, then);
         // Both arrivals here, behind one __syncwarp and the branch of the next read: raw's could come when it is read,
         // one step earlier, for four more instructions.
         const uint32_t weights_empty = weights_empty_after(raw);
@@ -209,7 +210,7 @@ class Consumer {
             read_weights(raw);
             release_weights(raw);
         }
-        decode_all(raw, then);
+        decode(raw, then);
     }
 
     NESTEDFP_DEVICE void step_once(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
@@ -227,7 +228,7 @@ class Consumer {
         accumulate_ = 0;
         read_weights(raw);
         release_weights(raw);
-        decode_all(raw, even);
+        decode(raw, even);
         if (T::kInterleaveDecode && steps > 1) read_weights(raw);
         for (int left = steps;;) {
             step_once(sum, even, odd, raw, left);
@@ -264,16 +265,16 @@ class Consumer {
         Raw raw;
         clear(sum);
         read_weights(raw);
-        decode<0>(raw, f);
-        decode<1>(raw, f);
+        decode_slice<0>(raw, f);
+        decode_slice<1>(raw, f);
 #pragma unroll 1
         for (int left = steps;;) {
             const uint32_t before = x_full_;
             const uint32_t x = next_activations();
             issue_pair<0>(sum, f, x);
             wgmma_wait<1>();
-            decode<2>(raw, f);
-            decode<3>(raw, f);
+            decode_slice<2>(raw, f);
+            decode_slice<3>(raw, f);
             const uint32_t weights_empty = weights_empty_after(raw);
             __syncwarp();
             if (left < steps) arrive_activations(before);
@@ -283,8 +284,8 @@ class Consumer {
             issue_pair<2>(sum, f, x);
             if (left == 0) break;
             wgmma_wait<1>();
-            decode<0>(raw, f);
-            decode<1>(raw, f);
+            decode_slice<0>(raw, f);
+            decode_slice<1>(raw, f);
         }
         wgmma_wait<0>();
         pin(sum);
@@ -299,7 +300,7 @@ class Consumer {
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             release_weights(raw);
-            decode_all(raw, f);
+            decode(raw, f);
             const uint32_t x = next_activations();
             if constexpr (T::kPingPong) named_sync(my_turn_, 256);
             pin(sum);

@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "cuda/config/gemm.h"
-#include "cuda/config/outlier_list.h"
 
 namespace nestedfp::cuda {
 

@@ -6,11 +6,60 @@
 // room for are multiplied by other thread blocks of the same launch, as gemm_sm90.cuh does it.
 #pragma once
 
-#include "cuda/gemm/decode.cuh"
 #include "cuda/gemm/gemm_sm90.cuh"
-#include "cuda/gemm/mixed_traits.cuh"
 
 namespace nestedfp::cuda {
+
+// A compiled mixed tile: its threads, registers and the map of its shared memory.
+template <int Exact, int Fast, int MulticastCtas>
+struct MixedTraits {
+    static constexpr int kExact = Exact;
+    static constexpr int kFast = Fast;
+    static constexpr int kTokens = Exact + Fast;
+    static_assert(Exact % 16 == 0 && Fast % 16 == 0);
+
+    // As TileTraits has them, for the epilogue.
+    static constexpr bool kFp16 = false;
+    static constexpr int kRowWarpgroups = 2, kKWarpgroups = 1, kMulticastCtas = MulticastCtas;
+    static constexpr int kConsumers = kRowWarpgroups;
+    static constexpr int kThreads = 128 * (kConsumers + 1);
+    static constexpr int kRows = 64 * kRowWarpgroups;
+    static constexpr int kAccumulators = kTokens / 2;
+    static constexpr bool kLastArriverReduces = false;
+    static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+
+    // Two thread blocks of a cluster load half of the activations each for both, so that L2 delivers them once.
+    static constexpr int kExactBox = Exact / MulticastCtas, kFastBox = Fast / MulticastCtas;
+    static_assert(kExactBox % 8 == 0 && kFastBox % 8 == 0, "groups of 8 swizzled rows");
+
+    // One ring: a stage is 64 columns of K. Exact activations are FP16 in 128-byte rows, fast ones and the upper plane
+    // bytes in 64-byte rows, all swizzled; the lower plane is packed.
+    static constexpr int kFastOffset = Exact * 128;
+    static constexpr int kUpperOffset = kFastOffset + Fast * 64;
+    static constexpr int kPlaneBytes = kRows * 64;
+    static constexpr int kLowerOffset = kUpperOffset + kPlaneBytes;
+    static constexpr int kStageBytes = kLowerOffset + kPlaneBytes;
+    static_assert(kStageBytes % 1024 == 0 && kUpperOffset % 512 == 0);
+
+    static constexpr int kChunkTokens = 32;
+    static constexpr int kChunkBytes = kChunkTokens * 128;
+    static constexpr int kScaleBytes = kRowWarpgroups * kTokens * 4;
+    static constexpr int kEpilogueBytes = kRowWarpgroups * 2 * kChunkBytes + kScaleBytes;
+    static constexpr int kBarrierBytes = 512;
+    static constexpr int kFitting = (232448 - 1024 - kBarrierBytes - kEpilogueBytes) / kStageBytes;
+    static constexpr int kStages = kFitting > 8 ? 8 : kFitting;
+    static_assert(kStages >= 3, "fewer than three stages cannot hide memory latency");
+    static constexpr int kRingBytes = kStages * kStageBytes;
+    static constexpr int kSharedBytes = 1024 + kRingBytes + kEpilogueBytes + kBarrierBytes;  // 1024 to align
+
+    static constexpr int kStagingOffset = kRingBytes;
+    static constexpr int kSliceSumOffset = kStagingOffset + kRowWarpgroups * 2 * kChunkBytes;
+    static constexpr int kScaleOffset = kSliceSumOffset;
+    static constexpr int kFull = kStagingOffset + kEpilogueBytes;
+    static constexpr int kEmpty = kFull + kStages * 8;
+    static constexpr int kLastPartFlag = kEmpty + kStages * 8;
+    static constexpr int kProducerWarps = 4;
+};
 
 // This block's part of the activations, for the other block as well if there is one.
 template <class T>
@@ -107,12 +156,6 @@ class MixedConsumer {
 
   private:
     using Ring = RingCursor<T::kStages, T::kStageBytes>;
-    using Fragments = uint32_t[4][4];  // [k slice of 16][wgmma A register]
-
-    // What a thread reads of one stage's weights: rows r (top) and r + 8 (bottom), 16 bytes of each plane.
-    struct Raw {
-        uint4 upper_top, lower_top, upper_bottom, lower_bottom;
-    };
 
     NESTEDFP_DEVICE Raw read_weights(uint32_t full) const {
         const uint32_t upper = Ring::template offset<1>(full) + upper_bytes_;
@@ -158,24 +201,6 @@ class MixedConsumer {
         WgmmaHalf<T::kExact>::issue(sum, f[2], swizzled_descriptor(x + 4), 1);
         WgmmaHalf<T::kExact>::issue(sum, f[3], swizzled_descriptor(x + 6), 1);
         wgmma_commit();
-    }
-
-    template <int J>
-    NESTEDFP_DEVICE static uint32_t word(const uint4& v) {
-        return J == 0 ? v.x : J == 1 ? v.y : J == 2 ? v.z : v.w;
-    }
-
-    template <int J>
-    NESTEDFP_DEVICE static void decode_slice(const Raw& raw, Fragments& f) {
-        decode4(word<J>(raw.upper_top), word<J>(raw.lower_top), f[J][0], f[J][2]);
-        decode4(word<J>(raw.upper_bottom), word<J>(raw.lower_bottom), f[J][1], f[J][3]);
-    }
-
-    NESTEDFP_DEVICE static void decode(const Raw& raw, Fragments& f) {
-        decode_slice<0>(raw, f);
-        decode_slice<1>(raw, f);
-        decode_slice<2>(raw, f);
-        decode_slice<3>(raw, f);
     }
 
     NESTEDFP_DEVICE void release(uint32_t full) {

@@ -190,6 +190,17 @@ NESTEDFP_DEVICE uint32_t half2_bits(float low, float high) {
     return bits;
 }
 
+// Two floats as E4M3 codes, that of `low` in the low byte.
+NESTEDFP_DEVICE uint32_t to_codes(float low, float high) {
+    uint16_t codes = 0;
+#if __CUDA_ARCH__ >= 890
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+#else
+    __trap();  // never launched there: no E4M3 products either
+#endif
+    return codes;
+}
+
 // Returns `value`, which all lanes have in common, where the warp keeps it once: what is computed from it is, too.
 NESTEDFP_DEVICE uint32_t uniform(uint32_t value) { return __reduce_or_sync(~0u, value); }
 

@@ -7,13 +7,12 @@ namespace nestedfp::cuda {
 
 template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas>
 struct TileTraits {
-    static constexpr Precision kPrecision = P;
     static constexpr bool kFp16 = P == Precision::kFp16;
     static constexpr int kRowWarpgroups = RowWarpgroups;
     static constexpr int kKWarpgroups = KWarpgroups;
     static constexpr int kTokens = Tokens;
     static_assert(Tokens % 16 == 0 && Tokens <= 320, "that the epilogue can store and the registers hold");
-    static constexpr int kExact = 0;  // not mixed (mixed_traits.cuh)
+    static constexpr int kExact = 0;  // not mixed (mixed_sm90.cuh)
     static constexpr int kBlocksPerSm = BlocksPerSm;
     static constexpr int kMulticastCtas = MulticastCtas;
     static constexpr Tile kTile = {P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas};

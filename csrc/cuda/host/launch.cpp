@@ -5,15 +5,17 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <functional>
+#include <string_view>
+#include <type_traits>
 #include <unordered_map>
 
 #include "cuda/gemm/kernel_args.h"
-#include "cuda/host/semaphores.h"
 #include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {
 
-// Of launch_tile.cuh and launch_mixed_tile.cuh, in the files that cuda/generate_tiles.py writes.
+// Of launch_tile.cuh, in the files that cuda/generate_tiles.py writes.
 template <Precision P, int... Tile>
 cudaError_t prepare();
 template <Precision P, int... Tile>
@@ -57,30 +59,22 @@ EncodeTiled encode_tiled() {
     return function;
 }
 
+// Of fields of one size, so that matrices can be compared and hashed by their bytes.
 struct Matrix {
     const void* data;
     int64_t element_bytes;
     int64_t cols, rows, pitch_bytes;
     int64_t box_cols, box_rows;
     // Boxes of 64 bytes a row that wgmmas read; those of 128 bytes are swizzled in any case.
-    bool is_swizzled = false;
+    int64_t is_swizzled = 0;
 
-    bool operator==(const Matrix& other) const {
-        return data == other.data && element_bytes == other.element_bytes && cols == other.cols && rows == other.rows &&
-               pitch_bytes == other.pitch_bytes && box_cols == other.box_cols && box_rows == other.box_rows &&
-               is_swizzled == other.is_swizzled;
-    }
+    std::string_view bytes() const { return {reinterpret_cast<const char*>(this), sizeof(*this)}; }
+    bool operator==(const Matrix& other) const { return bytes() == other.bytes(); }
 };
+static_assert(std::has_unique_object_representations_v<Matrix>);
 
 struct MatrixHash {
-    size_t operator()(const Matrix& matrix) const {
-        uint64_t hash = reinterpret_cast<uintptr_t>(matrix.data);
-        for (const int64_t value : {matrix.cols, matrix.rows, matrix.pitch_bytes, matrix.box_cols, matrix.box_rows}) {
-            hash = (hash ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15;
-            hash ^= hash >> 32;
-        }
-        return hash;
-    }
+    size_t operator()(const Matrix& matrix) const { return std::hash<std::string_view>{}(matrix.bytes()); }
 };
 
 bool encode(CUtensorMap* map, const Matrix& matrix) {
@@ -91,9 +85,9 @@ bool encode(CUtensorMap* map, const Matrix& matrix) {
     const cuuint32_t box[2] = {static_cast<cuuint32_t>(matrix.box_cols), static_cast<cuuint32_t>(matrix.box_rows)};
     const cuuint32_t element_strides[2] = {1, 1};
     const int64_t row_bytes = matrix.box_cols * matrix.element_bytes;
-    const CUtensorMapSwizzle swizzle = row_bytes == 128     ? CU_TENSOR_MAP_SWIZZLE_128B
-                                       : matrix.is_swizzled ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                            : CU_TENSOR_MAP_SWIZZLE_NONE;
+    const CUtensorMapSwizzle swizzle = row_bytes == 128          ? CU_TENSOR_MAP_SWIZZLE_128B
+                                       : matrix.is_swizzled != 0 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                                 : CU_TENSOR_MAP_SWIZZLE_NONE;
     return function(map, matrix.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
                     const_cast<void*>(matrix.data), sizes, pitches, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
                     swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;

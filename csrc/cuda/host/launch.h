@@ -5,7 +5,6 @@
 
 #include "cuda/config/gemm.h"
 #include "cuda/config/mixed.h"
-#include "cuda/config/outlier_list.h"
 
 struct CUstream_st;
 
@@ -38,6 +37,16 @@ struct GemmArgs {
     const uint8_t* codes = nullptr;
 };
 
+// Semaphores of split-K with a global workspace: zeros in device memory that count the partial sums that are there.
+// Each stream has a set, allocated once per device; GEMMs of one stream run one after another and use the same.
+// prepare_semaphores allocates the current device's, and nothing the second time. Returns a cudaError_t.
+int prepare_semaphores();
+
+// kSemaphores zeros of the current device for GEMMs on `stream`; null before prepare_semaphores, or when more streams
+// ask than there are sets. A captured graph keeps those of the stream it was captured on, as it keeps cuBLAS's
+// workspace: graphs captured on one stream must not be replayed at the same time.
+int* stream_semaphores(CUstream_st* stream);
+
 // Loads every tile onto the current device and allocates its semaphores, so that no later launch, perhaps under graph
 // capture, has to. Returns a cudaError_t.
 int prepare_device();
@@ -48,5 +57,32 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
              const char** message);
 int run_mixed(const MixedDesc& desc, const MixedConfig& config, const GemmArgs& args, int num_sms, CUstream_st* stream,
               const char** message);
+
+// A GEMM timed in the place that it has in a model: after a kernel that writes its input, before the next layer's.
+struct ChainArgs {
+    // [M, K] FP16.
+    const void* source;
+    // [M, K] FP16, scratch.
+    void* x;
+    // FP8 only, scratch: [M, upper_pitch(K)] and [M].
+    uint8_t* codes;
+    float* token_scale;
+    // Packed planes of `weights` layers, which the links of the chain use in turn.
+    const uint8_t* const* upper;
+    const uint8_t* const* lower;
+    int weights;
+    // [M, N] FP16, scratch.
+    void* out;
+    // As GemmArgs.
+    float* workspace;
+};
+
+// A link of the chain is a kernel that writes x as a norm or an activation does, in FP8 the quantiser, and the GEMM,
+// each by programmatic dependent launch as in the product; config null: a link without its GEMM, to be subtracted.
+// Captures `links` of them as a CUDA graph, replays it once to warm up and `replays` times for us[replays],
+// microseconds per link. Needs is_valid, and a stream that can be captured; waits for the stream. Returns a
+// cudaError_t; on an error *message says what was wrong.
+int time_chain(const GemmDesc& desc, const GemmConfig* config, const ChainArgs& args, int num_sms, int links,
+               int replays, CUstream_st* stream, float* us, const char** message);
 
 }  // namespace nestedfp::cuda

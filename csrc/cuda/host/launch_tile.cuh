@@ -1,7 +1,7 @@
 // Host side of one compiled tile.
 #pragma once
 
-#include "cuda/gemm/gemm_sm90.cuh"
+#include "cuda/gemm/mixed_sm90.cuh"
 #include "cuda/kernels/launch_kernel.h"
 
 namespace nestedfp::cuda {
@@ -27,5 +27,33 @@ cudaError_t launch(const CUtensorMap& x_map, const CUtensorMap& upper_map, const
     template cudaError_t prepare<Precision::precision, __VA_ARGS__>();                                     \
     template cudaError_t launch<Precision::precision, __VA_ARGS__>(const CUtensorMap&, const CUtensorMap&, \
                                                                    const KernelArgs&, bool, cudaStream_t)
+
+// The same of the mixed GEMM.
+template <int Exact, int Fast, int RestTokens, int MulticastCtas>
+struct MixedKernel {
+    using T = MixedTraits<Exact, Fast, MulticastCtas>;
+    using Rest = TileTraits<Precision::kFp8, 2, 1, RestTokens, 1, MulticastCtas>;
+    static constexpr int kSharedBytes = T::kSharedBytes > Rest::kSharedBytes ? T::kSharedBytes : Rest::kSharedBytes;
+};
+
+template <int... Tile>
+cudaError_t prepare_mixed() {
+    using K = MixedKernel<Tile...>;
+    return cudaFuncSetAttribute(mixed_sm90<typename K::T, typename K::Rest>,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize, K::kSharedBytes);
+}
+
+template <int... Tile>
+cudaError_t launch_mixed(const MixedKernelArgs& args, bool pdl, cudaStream_t stream) {
+    using K = MixedKernel<Tile...>;
+    constexpr int kCtas = K::T::kMulticastCtas;
+    const int64_t blocks = kCtas * (args.mixed.plan.blocks + args.rest.plan.blocks);
+    return launch_kernel(mixed_sm90<typename K::T, typename K::Rest>,
+                         Launch{blocks, K::T::kThreads, K::kSharedBytes, kCtas, pdl, stream}, args);
+}
+
+#define NESTEDFP_INSTANTIATE_MIXED(...)                \
+    template cudaError_t prepare_mixed<__VA_ARGS__>(); \
+    template cudaError_t launch_mixed<__VA_ARGS__>(const MixedKernelArgs&, bool, cudaStream_t)
 
 }  // namespace nestedfp::cuda

@@ -4,6 +4,7 @@
 
 #include "cuda/host/tensors.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {
 namespace {
@@ -91,11 +92,32 @@ std::tuple<Tensor, Tensor> silu_and_mul(Tensor x) {
     return {carrier, scales};
 }
 
+// The activations of a library's GEMM, in FP8 mode.
+std::tuple<Tensor, Tensor> quantize_rows(Tensor x) {
+    const char* const op = "nestedfp::quantize_rows";
+    const Device device(op, "x", x);
+    check_has_kernels(op, device);
+    check_dtype(op, "x", x, ScalarType::Half);
+    check_matrix(op, "x", x);
+    const int64_t m = x.size(0), k = x.size(1);
+    STD_TORCH_CHECK(k >= 1 && k <= kMaxQuantizedColumns, op, ": expected 1 to ", kMaxQuantizedColumns, " columns, got ",
+                    k);
+    const Tensor rows = x.is_contiguous() ? x : torch::stable::contiguous(x);
+    const Tensor codes = empty(x, {m, upper_pitch(k)}, ScalarType::Byte);
+    const Tensor scales = empty(x, {m, 1}, ScalarType::Float);
+    if (m > 0) {
+        check_error(op, run_quantize(rows.const_data_ptr(), k, data<uint8_t>(codes), data<float>(scales), m, k,
+                                     device.traits().has_pdl(), device.stream()));
+    }
+    return {codes, scales};
+}
+
 }  // namespace
 }  // namespace nestedfp::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CUDA, m) {
     m.impl("rms_norm", TORCH_BOX(&nestedfp::cuda::rms_norm));
     m.impl("add_rms_norm", TORCH_BOX(&nestedfp::cuda::add_rms_norm));
+    m.impl("quantize_rows", TORCH_BOX(&nestedfp::cuda::quantize_rows));
     m.impl("silu_and_mul", TORCH_BOX(&nestedfp::cuda::silu_and_mul));
 }

@@ -1,11 +1,11 @@
 // The linear ops on CUDA tensors: checks, output and scratch memory, and which kernels run.
 #include <optional>
 
-#include "cuda/host/device_gemm.h"
-#include "cuda/host/semaphores.h"
+#include "cuda/host/launch.h"
 #include "cuda/host/tensors.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/layout.h"
+#include "cuda/portable/launch.h"
 
 namespace nestedfp::cuda {
 namespace {
@@ -68,7 +68,12 @@ void multiply(const char* op, const Tensor& like, const Rows& rows, const Layer&
     args.x = rows.x;
     args.neutral_lower = is_fp8;
     args.outliers = outliers;
-    const DeviceGemm gemm(desc, is_fp8, gpu);
+    const bool is_portable = gpu.is_portable();
+    const PortableOperands operands = !is_fp8       ? PortableOperands::kExact
+                                      : is_fp8_gemm ? PortableOperands::kFp8
+                                                    : PortableOperands::kUpperFp16;
+    const PortablePlan plan = is_portable ? plan_portable(operands, m, n, k, gpu.num_sms) : PortablePlan{};
+    const GemmConfig config = is_portable ? GemmConfig{} : choose_config(desc, gpu.num_sms);
 
     // One allocation for all scratch memory: partial sums, then the activations as the GEMM reads them, then their
     // scales. torch's allocator keeps it in stream order.
@@ -76,7 +81,8 @@ void multiply(const char* op, const Tensor& like, const Rows& rows, const Layer&
     // TMA and asynchronous copies read rows that begin at multiples of 16 bytes.
     const bool is_copied = !is_fp8_gemm && (k % 8 != 0 || reinterpret_cast<uintptr_t>(args.x) % 16 != 0);
     const int64_t pitch = is_fp8_gemm ? upper_pitch(k) : round_up(k, 8);
-    const int64_t sums_bytes = round_up(gemm.workspace_bytes(), 256);
+    const int64_t sums_bytes =
+        round_up(is_portable ? portable_workspace_bytes(plan) : workspace_bytes(desc, config, gpu.num_sms), 256);
     const int64_t x_bytes = is_quantized ? round_up(m * pitch, 256) : is_copied ? m * pitch * 2 : 0;
     const int64_t scratch_bytes = sums_bytes + x_bytes + (is_quantized ? m * 4 : 0);
     std::optional<Tensor> scratch;
@@ -103,7 +109,8 @@ void multiply(const char* op, const Tensor& like, const Rows& rows, const Layer&
         args.token_scale = rows.token_scale;
     }
     const char* message = "";
-    const int error = gemm.run(args, device.stream(), &message);
+    const int error = is_portable ? run_portable(desc, operands, plan, args, device.stream(), &message)
+                                  : run_gemm(desc, config, args, gpu.num_sms, device.stream(), &message);
     STD_TORCH_CHECK(error == cudaSuccess, op, ": m=", m, ", n=", n, ", k=", k, ": ", message);
 }
 
@@ -166,11 +173,11 @@ void multiply_by_class(const char* op, const Tensor& x, int64_t exact, const flo
 
 Tensor linear(Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> bias, std::optional<Tensor> outlier_rows,
               std::optional<Tensor> outlier_cols, std::optional<Tensor> outlier_deltas, int64_t n, int64_t k,
-              bool quantize_activations) {
+              bool quantize_activations, bool is_exact) {
     const char* const op = "nestedfp::linear";
     const Device device(op, "x", x);
     const Layer layer{upper, lower, bias, n, k};
-    const int64_t exact = exact_rows(op, k > 0 ? x.numel() / k : 0);
+    const int64_t m = k > 0 ? x.numel() / k : 0, exact = is_exact ? m : exact_rows(op, m);
     check_operands(op, "x", x, layer, device);
     check_outlier_lists(
         op, outlier_rows, outlier_cols, outlier_deltas,

@@ -43,10 +43,27 @@ std::tuple<Tensor, Tensor> pack(Tensor upper, Tensor lower) {
     return {packed_upper, packed_lower};
 }
 
+// Weights joined again, for a library's GEMM (nestedfp/vllm_plugin/weights/library_route.py) and the check of what was
+// loaded.
+Tensor join_rows(Tensor upper, Tensor lower, int64_t n, int64_t k, int64_t first_row, int64_t rows) {
+    const char* const op = "nestedfp::join_rows";
+    const Device device(op, "upper", upper);
+    check_packed_upper(op, upper, n, k, device);
+    check_packed_lower(op, lower, n, k, device);
+    STD_TORCH_CHECK(first_row >= 0 && first_row % kBlockRows == 0 && rows >= 1 && first_row + rows <= n, op,
+                    ": expected rows of 0 to n=", n, " from a multiple of ", kBlockRows, " on, got ", rows, " from ",
+                    first_row, " on");
+    const Tensor out = empty(upper, {rows, k}, ScalarType::Half);
+    check_error(op, run_join(const_data<uint8_t>(upper), const_data<uint8_t>(lower), data<uint16_t>(out), n, k,
+                             first_row, rows, device.stream()));
+    return out;
+}
+
 }  // namespace
 }  // namespace nestedfp::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(nestedfp, CUDA, m) {
     m.impl("split", TORCH_BOX(&nestedfp::cuda::split));
     m.impl("pack", TORCH_BOX(&nestedfp::cuda::pack));
+    m.impl("join_rows", TORCH_BOX(&nestedfp::cuda::join_rows));
 }

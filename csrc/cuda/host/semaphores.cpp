@@ -1,12 +1,10 @@
-#include "cuda/host/semaphores.h"
-
 #include <cuda_runtime.h>
 
 #include <map>
 #include <mutex>
 #include <utility>
 
-#include "cuda/config/gemm.h"
+#include "cuda/host/launch.h"
 
 namespace nestedfp::cuda {
 namespace {
@@ -19,10 +17,7 @@ struct Pool {
 };
 
 std::mutex mutex;
-std::map<int, Pool>& pools() {
-    static std::map<int, Pool> all;  // by device; lives as long as the process, as the device memory does
-    return all;
-}
+std::map<int, Pool> pools;  // by device; lives as long as the process, as the device memory does
 
 }  // namespace
 
@@ -31,7 +26,7 @@ int prepare_semaphores() {
     cudaError_t error = cudaGetDevice(&device);
     if (error != cudaSuccess) return error;
     const std::lock_guard lock(mutex);
-    Pool& pool = pools()[device];
+    Pool& pool = pools[device];
     if (pool.semaphores != nullptr) return cudaSuccess;
     constexpr size_t kBytes = sizeof(int) * kStreams * kSemaphores;
     void* memory = nullptr;
@@ -46,7 +41,7 @@ int* stream_semaphores(cudaStream_t stream) {
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
     const std::lock_guard lock(mutex);
-    Pool& pool = pools()[device];
+    Pool& pool = pools[device];
     if (pool.semaphores == nullptr) return nullptr;
     const auto found = pool.slots.find(stream);
     if (found != pool.slots.end()) return pool.semaphores + found->second * kSemaphores;

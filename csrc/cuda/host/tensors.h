@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "checks.h"
-#include "cuda/host/device_gemm.h"
+#include "cuda/host/gpu_traits.h"
 #include "cuda/kernels/layout.h"
 #include "mode.h"
 

@@ -5,8 +5,6 @@
 
 #include "cuda/gemm/ptx.cuh"
 #include "cuda/host/launch.h"
-#include "cuda/host/semaphores.h"
-#include "cuda/kernels/chain.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/launch_rows.h"
 #include "cuda/kernels/layout.h"

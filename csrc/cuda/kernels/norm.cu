@@ -108,14 +108,11 @@ cudaError_t launch(const RowNormArgs& args, int64_t m, int64_t k, int64_t exact,
 
 template <bool Adds>
 cudaError_t launch_kind(const RowNormArgs& args, int64_t m, int64_t k, int64_t exact, bool pdl, cudaStream_t stream) {
-    switch (carrier_rows(m, exact)) {
-        case CarrierRows::kExact:
-            return launch<Adds, CarrierRows::kExact>(args, m, k, exact, pdl, stream);
-        case CarrierRows::kFast:
-            return launch<Adds, CarrierRows::kFast>(args, m, k, exact, pdl, stream);
-        default:
-            return launch<Adds, CarrierRows::kBoth>(args, m, k, exact, pdl, stream);
-    }
+    const CarrierRows kind = carrier_rows(m, exact);
+    const auto run = kind == CarrierRows::kExact  ? launch<Adds, CarrierRows::kExact>
+                     : kind == CarrierRows::kFast ? launch<Adds, CarrierRows::kFast>
+                                                  : launch<Adds, CarrierRows::kBoth>;
+    return run(args, m, k, exact, pdl, stream);
 }
 
 }  // namespace

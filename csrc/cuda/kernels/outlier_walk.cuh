@@ -1,7 +1,7 @@
 // Walks the listed weights of a row.
 #pragma once
 
-#include "cuda/config/outlier_list.h"
+#include "cuda/config/gemm.h"
 #include "cuda/device.h"
 
 namespace nestedfp::cuda {

@@ -11,7 +11,6 @@
 
 #include "activations.h"
 #include "cuda/device.h"
-#include "cuda/kernels/e4m3.cuh"
 #include "cuda/kernels/layout.h"
 #include "cuda/kernels/row_part.cuh"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/outlier_walk.cuh"
-#include "cuda/portable/args.h"
+#include "cuda/portable/launch.h"
 #include "cuda/portable/ptx.cuh"
 
 namespace nestedfp::cuda {

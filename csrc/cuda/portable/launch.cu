@@ -1,7 +1,6 @@
 #include <array>
 #include <utility>
 
-#include "cuda/host/semaphores.h"
 #include "cuda/kernels/launch_kernel.h"
 #include "cuda/portable/gemm.cuh"
 #include "cuda/portable/launch.h"

@@ -12,7 +12,7 @@
 // an address is computed once: address arithmetic was four fifths of the main loop's instructions.
 #pragma once
 
-#include "cuda/portable/args.h"
+#include "cuda/portable/launch.h"
 #include "cuda/portable/ptx.cuh"
 
 namespace nestedfp::cuda {

@@ -64,10 +64,7 @@ def forget() -> None:
 def candidates(n: int, k: int, exact: int, fast: int, num_sms: int) -> Iterator[MixedConfig]:
     """Every config that is worth a try."""
     library = cuda_library.library()
-    for tile in range(library.nestedfp_mixed_tile_count()):
-        fields = (ctypes.c_int * 4)()
-        library.nestedfp_mixed_tile(tile, fields)
-        room, beside, tokens, ctas = fields
+    for tile, (room, beside, tokens, ctas) in enumerate(cuda_library.mixed_tiles()):
         rest = max(0, fast - beside)
         tiles = -(-rest // tokens)
         if tiles * tokens - rest > MOST_WASTE * tiles * tokens:

@@ -7,9 +7,6 @@ rows in both precisions and takes from each what the mask says. Later positions 
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
-from statistics import quantiles
-from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -22,8 +19,6 @@ from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin import control
 from nestedfp.vllm_plugin.weights.coverage import cover
 
-TIMED_TOKENS, TIMED_ANSWERS = 48, 3
-
 
 class Forced:
     """One engine.
@@ -35,7 +30,6 @@ class Forced:
 
     def __init__(self, llm: LLM, nested: bool) -> None:
         self.llm, self.nested = llm, nested
-        self._methods: list[Any] = []
         self._logits: list[torch.Tensor] = []
         self._mask: torch.Tensor | None = None  # [positions] bool, True: fast; None: as the directive says
         self._errors: dict[str, list[float]] | None = None
@@ -51,7 +45,6 @@ class Forced:
         model.compute_logits = keep_logits
         for name, module in model.named_modules():
             if getattr(module, "nestedfp", False):
-                self._methods.append(module.quant_method)
                 module.quant_method = _Masked(name, module.quant_method, self)
 
     def logits(self, window: Sequence[int], mode: Mode, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -87,32 +80,6 @@ class Forced:
         finally:
             self._errors = None
         return {name: (error / square) ** 0.5 if square else 0.0 for name, (error, square) in sums.items()}
-
-    def decode_ms(self, prompt: Sequence[int]) -> dict[str, float]:
-        """Return what a decode step of one request takes in each precision, as a server of this machine computes it.
-
-        The tenth percentile of alternating answers: other processes only add to it. On a CPU it is processor time, to which they
-        add less.
-        """
-        clock = process_time if current_platform.is_cpu() else perf_counter
-        times_s: dict[Mode, list[float]] = {mode: [] for mode in Mode}
-        activations = [method for method in self._methods if current_platform.is_cpu() and method.quantize_activations]
-        for method in activations:
-            method.quantize_activations = False
-        asked, engine = SamplingParams(max_tokens=TIMED_TOKENS, temperature=0, ignore_eos=True), self.llm.llm_engine
-        try:
-            for mode in TIMED_ANSWERS * tuple(Mode):
-                control.set_directive(self.llm, mode.value, StepRule())
-                engine.add_request("timed", {"prompt_token_ids": list(prompt)}, asked)
-                ends_s = [clock()]
-                while engine.has_unfinished_requests():
-                    engine.step()
-                    ends_s.append(clock())
-                times_s[mode] += [end - begin for begin, end in pairwise(ends_s[1:])]  # the first step is the prompt's
-        finally:
-            for method in activations:
-                method.quantize_activations = True
-        return {mode.value: 1e3 * quantiles(each, n=10)[0] for mode, each in times_s.items()}
 
     def greedy(self, prompts: Sequence[Sequence[int]], mode: Mode, tokens: int) -> list[list[int]]:
         """Return the most likely continuation of each prompt."""

@@ -1,7 +1,5 @@
 """Token counts of CUDA graphs above vLLM's own largest size. Pure."""
 
-from dataclasses import dataclass
-
 from nestedfp.modes import Mode
 
 # What the host takes at most to launch a layer of a step, without a graph (40 ms for 32 of them, docs/benchmarks.md) and in
@@ -9,19 +7,6 @@ from nestedfp.modes import Mode
 HOST_MS_PER_LAYER, HOST_MS_PER_LAYER_IN_PIECES = 1.25, 0.6
 # What a multiprocessor of an H100 reaches in the linear layers of steps of some hundred tokens, whole steps looked at.
 FLOP_PER_MS = {Mode.FP16: 600e9 / 132, Mode.FP8: 900e9 / 132}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """As much of a model as says what a step's GPU time is, on one rank.
-
-    Attributes:
-        weights: of its linear layers, each multiplied once by every token.
-        layers: that have attention.
-    """
-
-    weights: int
-    layers: int
 
 
 def larger_sizes(largest: int, up_to: int) -> list[int]:
@@ -47,15 +32,17 @@ def mixed_sizes(up_to: int) -> list[tuple[int, int]]:
     return [(exact, total) for exact in MIXED_EXACT_ROWS for total in totals if total > exact]
 
 
-def host_bound_tokens(model: ModelSize, mode: Mode, multiprocessors: int, in_pieces: bool = False) -> int:
+def host_bound_tokens(weights: int, layers: int, mode: Mode, multiprocessors: int, in_pieces: bool = False) -> int:
     """Return the most tokens of a step that the GPU computes sooner than the host launches it.
 
     For larger ones a graph saves nothing, and padding and memory are what it costs. One graph for the whole step costs some time
     of the GPU besides: its attention is laid out for as many requests as it has tokens.
 
     Args:
+        weights: of the model's linear layers on one rank, each multiplied once by every token.
+        layers: that have attention.
         in_pieces: launched as graphs of the pieces between two attentions, not kernel by kernel.
     """
-    gpu_ms_per_token = 2 * model.weights / (FLOP_PER_MS[mode] * multiprocessors)
-    host_ms = model.layers * (HOST_MS_PER_LAYER_IN_PIECES if in_pieces else HOST_MS_PER_LAYER)
+    gpu_ms_per_token = 2 * weights / (FLOP_PER_MS[mode] * multiprocessors)
+    host_ms = layers * (HOST_MS_PER_LAYER_IN_PIECES if in_pieces else HOST_MS_PER_LAYER)
     return int(host_ms / gpu_ms_per_token)

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import torch
 from vllm.config import CUDAGraphMode
-from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import cudagraph_utils, model_runner
@@ -26,9 +25,7 @@ from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.options import PluginOptions
 from nestedfp.vllm_plugin.ranks import attention_splits, row_classes
-from nestedfp.vllm_plugin.ranks.graph_sizes import ModelSize, host_bound_tokens, larger_sizes, mixed_sizes
-
-logger = init_logger("vllm.nestedfp")
+from nestedfp.vllm_plugin.ranks.graph_sizes import host_bound_tokens, larger_sizes, mixed_sizes
 
 FAST = 1 << 16  # more adapters than vLLM takes
 EXACT_ROW = 2 * FAST  # of a mixed step, counted above the key of FP8's graphs
@@ -80,7 +77,9 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         whole = [size for size in sizes if MIN_WHOLE_TOKENS <= size <= up_to]
         beyond = [size for size in larger if size <= up_to]
         if whole and self._whole_graphs_fit():
-            if beyond and attention_splits.can_bound(self._attention_builders()):
+            if beyond and attention_splits.can_bound(
+                each.get_attn_backend().get_builder_cls() for each in self._attention_layers()
+            ):
                 attention_splits.bound(max(sizes), max(beyond))
                 whole += beyond
             self._add_whole_graphs({case: [size for size in whole if size <= most[case]] for case in most})
@@ -88,33 +87,15 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
             up_to = min(wanted, self._host_bound_tokens(key(0, Mode.FP8), in_pieces=False))
             self._mixed = [mixed_desc(*size) for size in mixed_sizes(up_to)]
             self._capture_descs[CUDAGraphMode.PIECEWISE] += self._mixed
-        for case in (key(0, mode) for mode in Mode):
-            logger.info_once(
-                "CUDA graphs of steps with prompts, %s: whole up to %d tokens, in pieces up to %d; beyond, the GPU is the limit",
-                mode_of(case).value,
-                self._largest(CUDAGraphMode.FULL, case),
-                self._largest(CUDAGraphMode.PIECEWISE, case),
-            )
-
-    def _largest(self, cg_mode: CUDAGraphMode, case: int) -> int:
-        """Return the tokens of a precision's largest graph that steps with prompts replay; 0: none."""
-        descs = (desc for candidates in self._candidates.values() for desc in candidates)
-        sizes = (
-            d.num_tokens
-            for d in descs
-            if d.uniform_token_count is None and d.num_active_loras == case and d.cg_mode == cg_mode
-        )
-        return max(sizes, default=0)
 
     def _host_bound_tokens(self, case: int, in_pieces: bool) -> int:
         parallel = self.vllm_config.parallel_config
         if not self.linear_weights or parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
             # Stages and replicas of a step have other layers, or another mode, and must pad it alike.
             return int(self.vllm_config.scheduler_config.max_num_batched_tokens)
-        modules = self.compilation_config.static_forward_context.values()
-        layers = sum(isinstance(module, AttentionLayerBase) for module in modules)
+        layers = max(1, len(self._attention_layers()))
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        return host_bound_tokens(ModelSize(self.linear_weights, max(1, layers)), mode_of(case), processors, in_pieces)
+        return host_bound_tokens(self.linear_weights, layers, mode_of(case), processors, in_pieces)
 
     def _drop_larger(self, most: Mapping[int, int]) -> None:
         """Leave out sizes beyond ``most`` tokens of each precision."""
@@ -127,9 +108,9 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
             else:
                 del self._candidates[key]
 
-    def _attention_builders(self) -> set[type]:
+    def _attention_layers(self) -> list[AttentionLayerBase]:
         layers = self.compilation_config.static_forward_context.values()
-        return {layer.get_attn_backend().get_builder_cls() for layer in layers if isinstance(layer, AttentionLayerBase)}
+        return [layer for layer in layers if isinstance(layer, AttentionLayerBase)]
 
     def _whole_graphs_fit(self) -> bool:
         """Whether attention can be captured for any mix of queries.
@@ -146,10 +127,7 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
             and config.parallel_config.prefill_context_parallel_size == 1
             and not config.model_config.is_encoder_decoder
         )
-        layers = config.compilation_config.static_forward_context.values()
-        return plain and all(
-            _takes_any_queries(layer, config) for layer in layers if isinstance(layer, AttentionLayerBase)
-        )
+        return plain and all(_takes_any_queries(layer, config) for layer in self._attention_layers())
 
     def _add_whole_graphs(self, sizes: Mapping[int, Sequence[int]]) -> None:
         """Replace the piecewise graphs of steps with prompts by whole ones, of the ``sizes`` of each precision.

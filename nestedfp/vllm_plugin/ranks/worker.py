@@ -1,6 +1,5 @@
 """The worker: applies the precision that the scheduler attached to a step, on every tensor-parallel rank."""
 
-from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -12,11 +11,11 @@ from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.steps.step_costs import StepCosts
 from nestedfp.vllm_plugin import drafts, failure
-from nestedfp.vllm_plugin.loading import load_check
 from nestedfp.vllm_plugin.lora import cpu_slots
 from nestedfp.vllm_plugin.lora.adapters import Adapters
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks import cpu_seed, row_classes, self_check
+from nestedfp.vllm_plugin.ranks import row_classes, self_check
+from nestedfp.vllm_plugin.ranks.plain_worker import PlainWorker
 from nestedfp.vllm_plugin.ranks.timing import step_timing
 from nestedfp.vllm_plugin.ranks.timing.step_ends import StepEnds
 from nestedfp.vllm_plugin.weights import coverage, library_route
@@ -26,16 +25,11 @@ try:
 except ImportError:  # vLLM 0.33
     from vllm.v1.core.kv_cache_planning import check_enough_kv_cache_memory
 
-if current_platform.is_cpu():
-    from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
-else:
-    from vllm.v1.worker.gpu_worker import Worker as BaseWorker  # type: ignore[assignment]
-
 logger = init_logger("vllm.nestedfp")
 
 
-class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
-    """vLLM's worker for this platform, plus the precision of each step.
+class NestedFPWorker(PlainWorker):
+    """The worker of plain engines, plus the precision of each step.
 
     The mode is process-wide state of the compiled operator, read when the operator runs: a compiled model needs no
     recompilation when it changes, and all layers of a step see the same value.
@@ -64,8 +58,7 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         with failure.reported():
-            with load_check.checked():
-                super().load_model(*args, **kwargs)
+            super().load_model(*args, **kwargs)
             if PluginOptions.of(self.vllm_config).fp8_layers != ALL_LAYERS:
                 self.vllm_config.quant_config.require_layers(PluginOptions.of(self.vllm_config))
             found = coverage.report(self.get_model())
@@ -114,8 +107,7 @@ class NestedFPWorker(BaseWorker):  # type: ignore[misc,valid-type]
         return added
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        with cpu_seed.kept(self.model_runner) if current_platform.is_cpu() else nullcontext():
-            output = super().sample_tokens(grammar_output)
+        output = super().sample_tokens(grammar_output)
         return output if self._step_ends is None else self._step_ends.after(output)
 
     def compile_or_warm_up_model(self) -> Any:

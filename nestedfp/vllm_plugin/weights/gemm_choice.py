@@ -7,6 +7,7 @@ choice on each keeps them in step.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -62,13 +63,10 @@ def choose(model: torch.nn.Module, options: PluginOptions, max_tokens: int) -> N
         return
     began_s, num_sms = time.monotonic(), torch.cuda.get_device_properties().multi_processor_count
     tokens, fast_rows = token_counts(max_tokens), mixed_tuning.fast_rows(max_tokens)
-
-    def time_configs(missing: Shapes) -> dict[tuple[int, int], list[Timing]]:
-        return gemm_tuning.tune(missing, tokens, num_sms, BUDGET_S, logger.info)
-
-    def compare(missing: Shapes) -> dict[tuple[int, int], list[MixedChoice]]:
-        return mixed_tuning.tune(missing, max_tokens, num_sms, MIXED_BUDGET_S, logger.info)
-
+    time_configs = partial(gemm_tuning.tune, tokens=tokens, num_sms=num_sms, budget_s=BUDGET_S, report=logger.info)
+    compare = partial(
+        mixed_tuning.tune, max_tokens=max_tokens, num_sms=num_sms, budget_s=MIXED_BUDGET_S, report=logger.info
+    )
     taken = gemm_tuning.take(_of_rank_0("gemm", shapes, tokens[-1], Timing.of_list, time_configs), num_sms)
     logger.info("GEMM configs: %d timings guide the choice, ready after %.1f s", taken, time.monotonic() - began_s)
     if options.mixed_steps and fast_rows:

@@ -107,9 +107,8 @@ class NestedLinearBase(LinearMethodBase):
             return library_route.linear(layer, x, bias, self.quantize_activations)
         weight = layer.weight_upper, layer.weight_lower
         outliers = layer.outlier_rows, layer.outlier_cols, layer.outlier_deltas
-        if self.is_exact:
-            return ops.linear_exact(x, *weight, bias, *outliers, *layer.nestedfp_shape)
-        return ops.linear(x, *weight, bias, *outliers, *layer.nestedfp_shape, self.quantize_activations)
+        how = self.quantize_activations, self.is_exact
+        return ops.linear(x, *weight, bias, *outliers, *layer.nestedfp_shape, *how)
 
 
 def _loaded_by(loader: Any, data: torch.Tensor) -> Parameter:

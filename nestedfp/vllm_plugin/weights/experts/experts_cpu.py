@@ -18,6 +18,23 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+class _Stack:
+    """One of the two matrices of all experts."""
+
+    def __init__(self, tensors: list[torch.Tensor], n: int, k: int, quantize_activations: bool) -> None:
+        self.upper, self.lower, *self.lists = tensors
+        self.begins = self.lists.pop().tolist() if self.lists else None
+        self.n, self.k, self.quantize = n, k, quantize_activations
+
+    def times(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x`` [rows, k] float32 times one expert's matrix, [rows, n] float32, in the mode in force."""
+        listed: list[torch.Tensor | None] = [None, None, None]
+        if self.begins is not None and self.begins[expert] < self.begins[expert + 1]:
+            listed = [each[self.begins[expert] : self.begins[expert + 1]] for each in self.lists]
+        return ops.linear(x, self.upper[expert], self.lower[expert], None, *listed, self.n, self.k, self.quantize)
+
+
+@torch.library.custom_op("nestedfp::experts", mutates_args=(), device_types="cpu")
 def experts(
     x: torch.Tensor,
     weights: torch.Tensor,
@@ -42,38 +59,6 @@ def experts(
     Returns:
         [tokens, hidden], the dtype of ``x``.
     """
-    out: torch.Tensor = torch.ops.nestedfp.experts(
-        x, weights, ids, w13, w2, intermediate, activation, quantize_activations
-    )
-    return out
-
-
-class _Stack:
-    """One of the two matrices of all experts."""
-
-    def __init__(self, tensors: list[torch.Tensor], n: int, k: int, quantize_activations: bool) -> None:
-        self.upper, self.lower, *self.lists = tensors
-        self.begins = self.lists.pop().tolist() if self.lists else None
-        self.n, self.k, self.quantize = n, k, quantize_activations
-
-    def times(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x`` [rows, k] float32 times one expert's matrix, [rows, n] float32, in the mode in force."""
-        listed: list[torch.Tensor | None] = [None, None, None]
-        if self.begins is not None and self.begins[expert] < self.begins[expert + 1]:
-            listed = [each[self.begins[expert] : self.begins[expert + 1]] for each in self.lists]
-        return ops.linear(x, self.upper[expert], self.lower[expert], None, *listed, self.n, self.k, self.quantize)
-
-
-def _on_cpu(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    w13: list[torch.Tensor],
-    w2: list[torch.Tensor],
-    intermediate: int,
-    activation: str,
-    quantize_activations: bool,
-) -> torch.Tensor:
     (tokens, hidden), chosen, count = x.shape, ids.shape[1], len(w13[0])
     first = _Stack(w13, 2 * intermediate, hidden, quantize_activations)
     second = _Stack(w2, hidden, intermediate, quantize_activations)
@@ -94,14 +79,4 @@ def _on_cpu(
     return total.to(x.dtype)
 
 
-def _fake(x: torch.Tensor, *_: object) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
-_library = torch.library.Library("nestedfp", "FRAGMENT")
-_library.define(
-    "experts(Tensor x, Tensor weights, Tensor ids, Tensor[] w13, Tensor[] w2, int intermediate, str activation, "
-    "bool quantize_activations) -> Tensor"
-)
-_library.impl("experts", _on_cpu, "CPU")
-torch.library.register_fake("nestedfp::experts", _fake, lib=_library)
+experts.register_fake(lambda x, *_: x.new_empty(x.shape))

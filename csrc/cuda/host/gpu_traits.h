@@ -1,12 +1,6 @@
-// The GEMM of a device: Hopper's own (cuda/gemm) on compute capability 9.0, the portable one (cuda/portable) on others
-// from 8.0 on.
+// Which kernels a device runs: Hopper's own (cuda/gemm) on compute capability 9.0, the portable ones (cuda/portable) on
+// others from 8.0 on.
 #pragma once
-
-#include <cstdint>
-
-#include "cuda/config/gemm.h"
-#include "cuda/host/launch.h"
-#include "cuda/portable/plan.h"
 
 namespace nestedfp::cuda {
 
@@ -35,23 +29,5 @@ const GpuTraits& gpu_traits(int device);
 // Loads the GEMM's kernels of the current device, so that no later launch, perhaps under graph capture, has to. Returns
 // a cudaError_t.
 int prepare_gemm(const GpuTraits& gpu);
-
-// One problem on one device: chosen once, then run.
-class DeviceGemm {
-  public:
-    // is_fp8_mode: the weights are the upper plane alone; desc.precision says whether the activations are codes.
-    DeviceGemm(const GemmDesc& desc, bool is_fp8_mode, const GpuTraits& gpu);
-
-    int64_t workspace_bytes() const;
-    // As run_gemm.
-    int run(const GemmArgs& args, CUstream_st* stream, const char** message) const;
-
-  private:
-    const GemmDesc desc_;
-    const GpuTraits& gpu_;
-    const PortableOperands operands_;
-    GemmConfig config_{};
-    PortablePlan plan_{};
-};
 
 }  // namespace nestedfp::cuda
