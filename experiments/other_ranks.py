@@ -14,7 +14,7 @@ ranks is within 8 % of what this makes of one rank's; what that of the 70B shape
 a quarter above it at 384 to 768, on two up to a fifth below it (``benchmarks/results/start-costs-ranks.csv``).
 """
 
-from benchmarks.engine.engine_shapes import FP16_BYTES, Shape
+from nestedfp.offline.roofline import FP16_BYTES, ModelShape
 from simulator.engine.cost_table import EngineTable, StepTimeModel
 from simulator.errors import SimulationError
 
@@ -22,19 +22,19 @@ ALL_REDUCE_US = 10.0
 ALL_REDUCE_GB_S = 250.0
 
 
-def derive(table: EngineTable, source: Shape, target: Shape, ranks: int) -> EngineTable:
+def derive(table: EngineTable, source: ModelShape, target: ModelShape, ranks: int) -> EngineTable:
     """Return the table of ``target`` on ``ranks`` GPUs, from that of ``source`` on one.
 
     Raises:
         SimulationError: when a rank's share of the weights does not fit into a GPU's memory, as the source's table has it.
     """
-    weights = target.linear_weights / ranks / source.linear_weights
+    weights = _elements(target.linear) / ranks / _elements(source.linear)
     kv = target.layers * target.kv_heads / ranks / (source.layers * source.kv_heads)
     layers = target.layers / source.layers
     streamed_ms = 2 * (table.fp16.fixed_ms - table.fp8.fixed_ms)
     sums = 2 * target.layers if ranks > 1 else 0
     sum_ms = sums * ALL_REDUCE_US * 1e-3
-    sum_us_per_token = sums * target.hidden * FP16_BYTES / (ALL_REDUCE_GB_S * 1e3)
+    sum_us_per_token = sums * target.plain[0][1] * FP16_BYTES / (ALL_REDUCE_GB_S * 1e3)
 
     def scaled(costs: StepTimeModel, streamed_share: float) -> StepTimeModel:
         streamed = streamed_share * streamed_ms
@@ -59,14 +59,14 @@ def derive(table: EngineTable, source: Shape, target: Shape, ranks: int) -> Engi
 
         start_costs = tuple((n, started(n, fp16), started(n, fp8)) for n, fp16, fp8 in table.start_costs)
 
-    memory = source.weight_bytes + table.engine.kv_tokens * source.kv_bytes_per_token
-    left = memory - target.weight_bytes / ranks
+    memory, target_bytes = _weight_bytes(source) + table.engine.kv_tokens * _kv_bytes(source), _weight_bytes(target)
+    left = memory - target_bytes / ranks
     if left <= 0:
         raise SimulationError(
-            f"a rank's weights of {target.weight_bytes / ranks / 1e9:.0f} GB do not fit into the {memory / 1e9:.0f} GB that "
+            f"a rank's weights of {target_bytes / ranks / 1e9:.0f} GB do not fit into the {memory / 1e9:.0f} GB that "
             "weights and KV cache had on the source's GPU; give more ranks"
         )
-    kv_tokens = int(left / (target.kv_bytes_per_token / ranks))
+    kv_tokens = int(left / (_kv_bytes(target) / ranks))
     return table.model_copy(
         update={
             "engine": table.engine.model_copy(update={"kv_tokens": kv_tokens}),
@@ -75,3 +75,17 @@ def derive(table: EngineTable, source: Shape, target: Shape, ranks: int) -> Engi
             "start_costs": start_costs,
         }
     )
+
+
+def _elements(matrices: tuple[tuple[int, int], ...]) -> int:
+    return sum(n * k for n, k in matrices)
+
+
+def _weight_bytes(shape: ModelShape) -> int:
+    """Bytes of all weights; the embedding is as large as the output head."""
+    return FP16_BYTES * (_elements(shape.linear) + 2 * _elements(shape.plain))
+
+
+def _kv_bytes(shape: ModelShape) -> int:
+    """Bytes of a token's KV cache."""
+    return 2 * FP16_BYTES * shape.layers * shape.kv_heads * shape.head_dim

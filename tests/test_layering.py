@@ -49,6 +49,7 @@ MAY_IMPORT = {
         "deploy.config",
         "loadtest",
         "simulator",
+        "nestedfp.offline.roofline",
         "nestedfp.vllm_plugin.options",
         "workload",
     },  # and benchmarks
