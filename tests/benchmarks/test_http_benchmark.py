@@ -83,9 +83,8 @@ def test_what_the_benchmark_does_not_know_is_refused_in_a_line(wrong, capsys):
 
 
 def engine(**options):
-    return http_systems.EngineArguments(
-        "fairytales-8m", ROOT / "models" / "fairytales-8m", kv_cache_bytes=1 << 28, **options
-    )
+    folder = ROOT / "models" / "fairytales-8m"
+    return http_systems.EngineArguments(model_id=folder.name, model_dir=folder, kv_cache_bytes=1 << 28, **options)
 
 
 def test_the_service_takes_the_configuration_that_the_benchmark_writes(tmp_path):
