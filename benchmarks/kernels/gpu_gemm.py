@@ -21,9 +21,6 @@ from vllm import _custom_ops as vllm_ops
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_timing import buffers_beyond_l2
 
-COPY_BYTES_PER_US = 3.0e6  # the card's copy rate
-FP16_FLOP_PER_US = 798e6  # the best rate seen on such cards; FP8: twice that
-
 
 def rotating_weights(n: int, k: int) -> tuple[list[torch.Tensor], list[kernels.PackedWeight]]:
     """Return random weights (n, k), float16, and packed ones, each as many as make a rotation that no cache holds.
@@ -75,9 +72,3 @@ def systems(
         "nestedfp_fp8": (len(packed), fast),
         "vllm_fp8": (len(packed), vllm),
     }
-
-
-def floor_us(m: int, n: int, k: int, weight_bytes: int) -> float:
-    """Return the time that no kernel can beat with weights of 1 or 2 bytes and as many bytes for each of x."""
-    moved = n * k * weight_bytes + m * k * weight_bytes + m * n * 2
-    return max(moved / COPY_BYTES_PER_US, 2.0 * m * n * k / (FP16_FLOP_PER_US * (2 / weight_bytes)))

@@ -11,7 +11,6 @@ Problems: benchmarks/kernels/gpu_random.py. The file says the seed; its rows are
 """
 
 import argparse
-import itertools
 import math
 import time
 from collections.abc import Callable
@@ -20,33 +19,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_gemm import floor_us, rotating_weights, systems
+from benchmarks.kernels.gpu_gemm import rotating_weights, systems
 from benchmarks.kernels.gpu_random import draw
-from benchmarks.kernels.gpu_timing import capture
+from benchmarks.kernels.gpu_timing import window_us
 from benchmarks.results_csv import heading, write
 from nestedfp.kernels.tuning import gemm_tuning
 
 RESULT = Path("benchmarks/results/h100-gemm-random.csv")
 Launch = Callable[[int], object]
 Rows = list[tuple[str, int, int, int, float]]  # system, N, K, M, microseconds
-
-
-def window_us(launch: Launch, rotation: int, expected_us: float, length_us: float) -> float:
-    """Return the median microseconds of a launch in a window of about ``length_us``, whose first third is a warm-up."""
-    count = max(1, math.ceil(500 / expected_us / rotation)) * rotation
-    graph = capture(launch, count)
-    replays = max(6, math.ceil(length_us / (count * expected_us)))
-    warm_up = replays // 3
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(replays - warm_up + 1)]
-    for _ in range(warm_up):
-        graph.replay()
-    events[0].record()
-    for event in events[1:]:
-        graph.replay()
-        event.record()
-    torch.cuda.synchronize()
-    times = sorted(a.elapsed_time(b) for a, b in itertools.pairwise(events))
-    return times[len(times) // 2] * 1e3 / count
 
 
 def measure(n: int, k: int, counts: list[int], window_ms: float) -> Rows:
@@ -59,10 +40,9 @@ def measure(n: int, k: int, counts: list[int], window_ms: float) -> Rows:
     for m in counts:
         x = torch.randn(m, k, device="cuda").half()
         for name, (rotation, launch) in systems(x, plain, packed).items():
-            expected_us = floor_us(m, n, k, 1 if "fp8" in name else 2) + 3
             # The card's power control averages over tens of milliseconds.
             length_us = 1e3 * (window_ms if m >= 384 else window_ms / 6)
-            rows.append((name, n, k, m, window_us(launch, rotation, expected_us, length_us)))
+            rows.append((name, n, k, m, window_us(launch, rotation, length_us)))
     return rows
 
 
