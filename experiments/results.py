@@ -130,7 +130,7 @@ def joined(before: Results, new: Results) -> Results:
         if getattr(before, key) != getattr(new, key):
             raise ExperimentError(
                 f"{key}: the summary there has {getattr(before, key)}, the reports {getattr(new, key)}: they are no parts of one "
-                "experiment; leave out --add to replace it"
+                f"experiment; remove {KEPT} to replace it"
             )
 
     def place(cell: Cell) -> tuple[str, float, int]:
@@ -158,5 +158,5 @@ def read(folder: Path) -> Results:
         ) from error
     except ValidationError as error:
         raise ExperimentError(
-            f"{folder / KEPT}: of another version ({_first_key(error)}); sum the reports up again, without --add"
+            f"{folder / KEPT}: of another version ({_first_key(error)}); remove it to sum the reports up anew"
         ) from error

@@ -25,20 +25,18 @@ def arrivals(
     duration_s: float | None,
     rate_rps: float | None,
     seed: int,
-    bursts: bool = False,
 ) -> tuple[Arrival, ...]:
-    """Return a window of a trace at a mean rate, or, without a trace, arrivals with Azure's lengths.
+    """Return a window of a trace at a mean rate, or, without a trace, synthetic arrivals.
 
     Args:
         duration_s: None: to the end of the trace.
         rate_rps: None: the trace's own.
-        bursts: of generated arrivals; else they are Poisson.
 
     Raises:
         TraceError: the trace has not as many.
     """
     if trace is None:
-        return synthetic_trace(seed, duration_s or 600.0, rate_rps or MEAN_RATE_RPS, bursts=bursts)
+        return synthetic_trace(seed, duration_s or 600.0, rate_rps or MEAN_RATE_RPS)
     if rate_rps is None:
         return cut_window(trace, start_s, duration_s)
     span_s = trace[-1].at_s - start_s if duration_s is None else duration_s

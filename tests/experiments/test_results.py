@@ -68,10 +68,8 @@ def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
             late = [request(9, ttft_ms=900.0)] if part.name == "second" else []
             reported(part, "best", 2, seed, [request(0), *late])
         (part / results.MACHINE).write_text(machine)
-    assert command.main(["summary", str(path), "--out", str(parts[1]), "--results", str(kept), "--add"]) == 2
-    assert "No such file" in capsys.readouterr().err  # nothing there to add to
-    for part, more in zip(parts, ([], ["--add"]), strict=True):
-        assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept), *more]) == 0
+    for part in parts:
+        assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept)]) == 0
     folder = next(kept.glob("*"))
     found = results.read(folder)
     assert [(cell.seed, cell.slo_attainment) for cell in found.runs] == [(0, 1.0), (1, 0.5)]
@@ -81,11 +79,11 @@ def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
 
     part = parts[1]
     moved = written(tmp_path, load={"start_s": 5, "duration_s": 10, "rates_rps": [2], "seeds": [1]})
-    assert command.main(["summary", str(moved), "--out", str(part), "--results", str(kept), "--add"]) == 2
+    assert command.main(["summary", str(moved), "--out", str(part), "--results", str(kept)]) == 2
     assert "window: the summary there has start_s=0.0" in capsys.readouterr().err
     assert results.read(folder) == found
     (folder / results.KEPT).write_text('{"name": "test"}')
-    assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept), "--add"]) == 2
+    assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept)]) == 2
     assert "of another version" in capsys.readouterr().err
 
 
