@@ -14,6 +14,8 @@ from docs.draw import __main__ as draw
 from docs.draw import burst
 from docs.tables import __main__ as tables
 from docs.tables.marks import MarkError, filled
+from loadtest.cli import flag_of
+from loadtest.config import LoadtestConfig
 from nestedfp.format import split
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,6 +134,8 @@ def test_every_option_and_target_that_a_manual_gives_to_a_command_of_ours_is_the
         commands += [(manual.stem, options) for options in re.findall(r"^ {3}( --[^#\n]*)", text, re.MULTILINE)]
     for package, words in commands:
         source = "".join(path.read_text() for path in (ROOT / package).rglob("*.py"))
+        if package == "loadtest":
+            source += str([flag_of(field) for field in LoadtestConfig.model_fields]).replace("'", '"')
         unknown |= {option for option in re.findall(r"(?<=\s)--[a-z][a-z-]+", words) if f'"{option}"' not in source}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     unknown |= set(re.findall(r"(?:^    |`)make ([a-z][a-z-]+)", text, re.MULTILINE)) - targets
