@@ -5,8 +5,6 @@ For benchmarks, tuning and kernel tests; the product calls torch.ops.nestedfp.
 What the product needs as well stands in nestedfp/kernels/cuda_library.py and is named here too.
 """
 
-import ctypes
-
 import torch
 
 from nestedfp.kernels.cuda_library import FP8 as FP8
@@ -21,24 +19,6 @@ from nestedfp.kernels.cuda_library import library as library
 from nestedfp.kernels.cuda_library import predict_us as predict_us
 from nestedfp.kernels.cuda_library import tiles as tiles
 from nestedfp.kernels.cuda_library import valid_configs as valid_configs
-
-
-def plan(precision: int, m: int, n: int, k: int, config: Config, num_sms: int = NUM_SMS_H100) -> dict[str, int]:
-    """Return how a problem is cut into work (csrc/cuda/config/gemm.h)."""
-    names = ("blocks", "row_tiles", "token_tiles", "raster_group", "tiles", "whole_tiles", "cluster", "steps")
-    names += ("work_units", "columns", "multicast_ctas")
-    result = (ctypes.c_int * len(names))()
-    library().nestedfp_plan(precision, m, n, k, num_sms, config.fields(), result)
-    return dict(zip(names, result, strict=True))
-
-
-def parts(
-    precision: int, m: int, n: int, k: int, config: Config, block: int, num_sms: int = NUM_SMS_H100
-) -> list[tuple[int, int, int, int, int]]:
-    """Return a block's work unit as (tile, first step, steps, index, count), in its order (csrc/cuda/config/stream_k.h)."""
-    fields = (ctypes.c_int * (5 * 1024))()
-    count = library().nestedfp_parts(precision, m, n, k, num_sms, config.fields(), block, fields)
-    return [tuple(fields[5 * i : 5 * i + 5]) for i in range(count)]  # type: ignore[misc]
 
 
 def _stream() -> int:

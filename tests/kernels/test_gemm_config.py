@@ -9,7 +9,7 @@ import re
 import sys
 
 import pytest
-from gemm_library import CUDA
+from gemm_library import CUDA, parts, plan_of
 from gemm_shapes import SHAPES, TOKENS
 
 from benchmarks.kernels import gpu_kernels as kernels
@@ -44,7 +44,7 @@ def test_every_plan_covers_every_tile_once(precision):
     for m, n, k in problems():
         for _, config in kernels.valid_configs(precision, m, n, k):
             tile = kernels.tiles()[config.tile]
-            plan = kernels.plan(precision, m, n, k, config)
+            plan = plan_of(precision, m, n, k, config)
             tiles = -(-n // (64 * tile.row_warpgroups * plan["multicast_ctas"])) * -(-m // tile.tokens)
             assert plan["multicast_ctas"] == tile.multicast_ctas
             assert plan["tiles"] == tiles
@@ -74,10 +74,10 @@ def test_work_units_cover_every_step_once_and_wait_for_lower_blocks_only(precisi
             if not config.global_workspace or config.tile % 3:
                 continue
             seen += 1
-            plan = kernels.plan(precision, m, n, k, config)
+            plan = plan_of(precision, m, n, k, config)
             found = {}
             for block in range(plan["blocks"]):
-                unit = kernels.parts(precision, m, n, k, config, block)
+                unit = parts(precision, m, n, k, config, block)
                 steps = [steps for _, _, steps, _, _ in unit]
                 even = (plan["tiles"] - plan["whole_tiles"]) * plan["steps"] / (plan["work_units"] * plan["columns"])
                 assert not unit or abs(sum(steps) - even) < 1, f"{m=} {n=} {k=} {config}"
