@@ -68,7 +68,6 @@ class RequestRecord(FrozenModel):
     latency_ms: float | None = None
     chunk_ms: tuple[float, ...] = ()  # arrival of every chunk that carried tokens; differences are the ITL
     precision_tokens: PrecisionTokens | None = None
-    model: str | None = None
 
     @property
     def dispatch_lag_ms(self) -> float | None:

@@ -105,7 +105,6 @@ class Sender:
             "latency_ms": latency_ms,
             "chunk_ms": chunk_ms,
             "precision_tokens": answer.precision_tokens,
-            "model": answer.model,
         }
         self._write(self._base(index, intended_s, sent_s) | measured, error)
         return error is None

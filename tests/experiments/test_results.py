@@ -10,7 +10,6 @@ from experiments import __main__ as command
 from experiments import config, results
 from experiments.config import ExperimentError
 from loadtest.report.run_summary import summarise
-from workload.records import write_jsonl
 
 
 def request(index, ttft_ms=100.0, gap_ms=20.0, precision="fp16", error=None):
@@ -25,7 +24,6 @@ def reported(out, run, rate, seed, records):
     """A report as the load test leaves it, from its own functions."""
     folder = out / "runs" / run / f"{rate:g}-{seed}" / "20260101T000000Z"
     folder.mkdir(parents=True)
-    write_jsonl(folder / "requests-adaptive.jsonl", records)
     summary = summarise(records, (), SLO, 10.0).model_dump(mode="json")
     (folder / "summary.json").write_text(json.dumps({"runs": [summary]}))
 
@@ -85,6 +83,13 @@ def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
     (folder / results.KEPT).write_text('{"name": "test"}')
     assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept)]) == 2
     assert "of another version" in capsys.readouterr().err
+
+
+def test_a_report_of_another_slo_is_named(tmp_path):
+    reported(tmp_path, "best", 2, 0, [request(0)])
+    experiment = config.load(written(tmp_path, slo={"ttft_ms": 100, "tpot_ms": 33}))
+    with pytest.raises(ExperimentError, match="a report of best has the SLO ttft_ms=200.0"):
+        results.collect(experiment, tmp_path)
 
 
 def test_a_report_of_another_version_is_named(tmp_path):
