@@ -10,8 +10,7 @@ import yaml
 from controller.config import ControllerConfig, LadderConfig
 from controller.policies import POLICIES
 from deploy.config import DeployConfig, EngineSection, HttpSection, ModelSection
-from docs.draw import __main__ as draw
-from docs.draw import burst
+from docs import draw
 from docs.tables import __main__ as tables
 from docs.tables.marks import MarkError, filled
 from loadtest.cli import flag_of
@@ -211,7 +210,7 @@ def test_every_command_of_ours_that_a_manual_names_is_there(manual: Path) -> Non
 
 
 def test_the_help_of_the_plots_draws_none(capsys, monkeypatch):
-    monkeypatch.setattr(burst, "draw", lambda: pytest.fail("drawn"))
+    monkeypatch.setattr(draw, "draw", lambda: pytest.fail("drawn"))
     with pytest.raises(SystemExit) as caught:
         draw.main(["--help"])
     assert caught.value.code == 0

@@ -88,7 +88,7 @@ def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
 def test_a_report_of_another_slo_is_named(tmp_path):
     reported(tmp_path, "best", 2, 0, [request(0)])
     experiment = config.load(written(tmp_path, slo={"ttft_ms": 100, "tpot_ms": 33}))
-    with pytest.raises(ExperimentError, match="a report of best has the SLO ttft_ms=200.0"):
+    with pytest.raises(ExperimentError, match="a report of best has the SLO"):
         results.collect(experiment, tmp_path)
 
 
