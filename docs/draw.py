@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic
 
 import numpy as np
 from matplotlib import rc_context
@@ -49,7 +48,7 @@ def draw() -> None:
     load, ttft, share = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2, 1))
     for policy, (label, colour) in POLICIES.items():
         config = make_config({"slo": SLO.model_dump()}, policy)
-        _, result = simulate(table, requests, config, Scenario(seed=1), monotonic, observe=_tokens)
+        _, result = simulate(table, requests, config, Scenario(seed=1), observe=_tokens)
         _latency(ttft, result, f"{label}: {100 * attainment(result.requests, SLO):.1f} % within the SLO", colour)
         if policy == "static_fp16":
             _load(load, result)

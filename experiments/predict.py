@@ -1,6 +1,5 @@
 """What the simulator says of an experiment: its arrivals, its policies, a table of measured step costs; no GPU."""
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -155,6 +154,6 @@ def _simulate(
 ) -> Prediction:
     scenario = Scenario(replicas=experiment.replicas, rest_s=REST_S, pinned_share=run.exact_share, seed=seed)
     config = ControllerConfig.model_validate(controller_section(experiment.slo, run))
-    found, _ = simulate(table, replayed, config, scenario, time.perf_counter, FRONT_MS)
+    found, _ = simulate(table, replayed, config, scenario, FRONT_MS)
     told = found.model_dump(include=set(Prediction.model_fields))
     return Prediction.model_validate({**told, "policy": run.name, "rate_rps": rate_rps, "seed": seed})

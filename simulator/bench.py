@@ -1,6 +1,6 @@
 """One simulation from its parts: load, configuration, run, numbers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,19 +64,16 @@ def simulate(
     arrivals: Sequence[Arrival],
     config: ControllerConfig,
     scenario: Scenario,
-    clock: Callable[[], float],
     front_ms: float = 0.0,
     **observer: Any,
 ) -> tuple[SimulationSummary, RunResult]:
     """Run one policy on arrivals.
 
     Args:
-        clock: the machine's, to say how long it took.
         front_ms: what a first token takes beside the engine.
     """
-    began_s = clock()
     result = Cluster(table, config, scenario, **observer).run(make_requests(arrivals, scenario))
-    return summarise(result, config, clock() - began_s, front_ms), result
+    return summarise(result, config, front_ms), result
 
 
 def make_requests(arrivals: Sequence[Arrival], scenario: Scenario) -> list[SimRequest]:

@@ -7,7 +7,6 @@ import argparse
 import gc
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -41,7 +40,7 @@ exit status: 0 all runs completed, 1 failed, 2 wrong arguments
 """
 HEADER = (
     f"{'policy':16s} {'rate/s':>7s} {'requests':>8s} {'SLO %':>6s} {'TTFT p50/p90/p99 ms':>22s} {'TPOT p50/p90/p99 ms':>20s} "
-    f"{'FP16 %':>6s} {'exact %':>7s} {'sw/min':>6s} {'shed':>6s} {'wall s':>7s}"
+    f"{'FP16 %':>6s} {'exact %':>7s} {'sw/min':>6s} {'shed':>6s}"
 )
 Job = Callable[[], tuple[SimulationSummary, RunResult]]
 
@@ -137,9 +136,7 @@ def plan(args: argparse.Namespace) -> list[Job]:
     loads = [arrivals(trace, args.start, args.duration, rate, args.seed) for rate in args.rate or [None]]
     if not all(loads):
         raise SimulationError("no request in the time; raise --rate or --duration")
-    return [
-        partial(simulate, table, load, config, scenario, time.perf_counter) for config, load in product(configs, loads)
-    ]
+    return [partial(simulate, table, load, config, scenario) for config, load in product(configs, loads)]
 
 
 def read_section(path: Path | None) -> dict[str, Any]:
@@ -181,7 +178,7 @@ def line(summary: SimulationSummary) -> str:
     return (
         f"{summary.policy:16s} {summary.rate_rps:7.2f} {summary.requests:8d} {100 * summary.slo_attainment:6.2f} "
         f"{_three(summary.ttft_ms, 0):>22s} {_three(summary.tpot_ms, 1):>20s} {fp16:>6s} {exact:>7s} "
-        f"{summary.switches_per_min:6.2f} {summary.shed:6d} {summary.wall_s:7.1f}"
+        f"{summary.switches_per_min:6.2f} {summary.shed:6d}"
     )
 
 

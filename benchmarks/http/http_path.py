@@ -22,8 +22,7 @@ from typing import Any
 from benchmarks import results_csv
 from benchmarks.engine.engine_shapes import SHAPES, model_folder
 from benchmarks.http import http_systems
-from benchmarks.http.http_load import HttpLoad
-from benchmarks.http.http_measure import MEASURED, measure
+from benchmarks.http.http_measure import MEASURED, HttpLoad, measure
 from benchmarks.http.http_systems import ROOT, EngineArguments
 from loadtest.errors import LoadtestError
 from loadtest.service.admin import DirectiveName, ServiceClient

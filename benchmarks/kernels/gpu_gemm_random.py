@@ -7,27 +7,51 @@ Systems as in benchmarks/kernels/gpu_gemm.py (FP8 ones include the quantiser), e
                        (nestedfp/kernels/tuning/gemm_tuning.py), and the cost model, corrected by these times, chooses at M
 One system at a time: each has the card to itself for a window, whose first part is not counted, so that the power cap
 charges whoever draws the power. Windows are longer where arithmetic bounds the time, since only there the cap is reached.
-Problems: benchmarks/kernels/gpu_random.py. The file says the seed; its rows are of that run alone.
+Problems have shapes that layers have: N and K multiples of 64. N, K and M are log-uniform: as many cells between 1 and 2 tokens as
+between 4,096 and 8,192. The file says the seed; its rows are of that run alone.
 """
 
 import argparse
 import math
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_gemm import rotating_weights, systems
-from benchmarks.kernels.gpu_random import draw
 from benchmarks.kernels.gpu_timing import window_us
 from benchmarks.results_csv import heading, write
 from nestedfp.kernels.tuning import gemm_tuning
 
+SIDES = (2048, 75_000)
+LARGEST_WEIGHT = 400_000_000  # elements; the largest published layer that is measured elsewhere has 336 million
+TOKENS = (1, 8192)
 RESULT = Path("benchmarks/results/h100-gemm-random.csv")
 Launch = Callable[[int], object]
 Rows = list[tuple[str, int, int, int, float]]  # system, N, K, M, microseconds
+
+
+def _log_uniform(rng: random.Random, low: int, high: int) -> int:
+    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def _side(rng: random.Random) -> int:
+    return _log_uniform(rng, SIDES[0] // 64, SIDES[1] // 64) * 64
+
+
+def draw(seed: int, cells: int, cells_per_shape: int) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield shapes as ``(n, k, token counts)``, ascending counts, ``cells`` of them in all."""
+    rng = random.Random(seed)
+    while cells > 0:
+        n, k = _side(rng), _side(rng)
+        if n * k > LARGEST_WEIGHT:
+            continue
+        count = min(cells, cells_per_shape)
+        cells -= count
+        yield n, k, sorted(_log_uniform(rng, *TOKENS) for _ in range(count))
 
 
 def measure(n: int, k: int, counts: list[int], window_ms: float) -> Rows:

@@ -31,7 +31,7 @@ REWEIGHTINGS = 4
 Solution = npt.NDArray[np.float64]
 
 
-def fit_cost(steps: Sequence[obs.StepTiming]) -> tuple[StepTimeModel, FitError]:
+def fit_cost(steps: Sequence[tuple[int, int, int, float]]) -> tuple[StepTimeModel, FitError]:
     """Fit one precision.
 
     Raises:
@@ -40,9 +40,9 @@ def fit_cost(steps: Sequence[obs.StepTiming]) -> tuple[StepTimeModel, FitError]:
     if not steps:
         raise SimulationError("expected measurements of nestedfp_fp16 and nestedfp_fp8 for the model, found none")
     best: tuple[float, int, Solution, Solution] | None = None
-    seconds = np.array([step.seconds for step in steps])
+    seconds = np.array([took_s for *_, took_s in steps])
     for knee in KNEES_TOKENS:
-        rows = [(1, step.tokens, max(0, step.tokens - knee), step.decodes, step.kv_tokens) for step in steps]
+        rows = [(1, tokens, max(0, tokens - knee), decodes, kv_tokens) for tokens, decodes, kv_tokens, _ in steps]
         sizes = np.array(rows) * UNITS
         scale = seconds
         for _ in range(REWEIGHTINGS):

@@ -13,8 +13,7 @@ from processes import ROOT
 
 from benchmarks.engine import engine_shapes
 from benchmarks.http import http_path, http_procs, http_systems
-from benchmarks.http.http_load import HttpLoad
-from benchmarks.http.http_measure import figures
+from benchmarks.http.http_measure import HttpLoad, figures
 from benchmarks.timed.timed_steps import Positions, StepClock
 from loadtest.sender.plan import CUT
 from workload.records import RequestRecord, mean_tpot_ms
