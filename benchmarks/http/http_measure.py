@@ -81,7 +81,7 @@ def measure(system: RunningSystem, load: HttpLoad, senders: int = 1) -> dict[str
 
     Raises:
         RuntimeError: not one request of the window was answered.
-        loadtest.errors.DispatchError: a sender failed.
+        loadtest.errors.LoadtestError: a sender failed.
     """
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(senders) as pool:
         plans = [load.plan(system.url, system.model_id, Path(folder) / f"{n}.jsonl", n) for n in range(senders)]

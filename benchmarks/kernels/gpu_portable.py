@@ -21,8 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_gemm import rotating_weights
-from benchmarks.kernels.gpu_gemm_random import Launch, Rows, run
+from benchmarks.kernels.gpu_gemm_random import Launch, Rows, rotating_weights, run
 from benchmarks.kernels.gpu_timing import window_us
 from nestedfp.kernels.cuda_library import check
 from nestedfp.kernels.gpu_kernels import HOPPER, multiplies_fp8

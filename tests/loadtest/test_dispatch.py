@@ -18,7 +18,7 @@ import pytest
 from loadtest_builders import fake_service
 
 from loadtest import REPO_ROOT
-from loadtest.errors import DispatchError, InputError, LoadtestError, ServiceError
+from loadtest.errors import InputError, LoadtestError, ServiceError
 from loadtest.report.run_summary import cached_prompt_share
 from loadtest.runner import planned
 from loadtest.sender.dispatch import run_plan
@@ -147,7 +147,7 @@ def test_a_service_that_is_not_there_fails_every_request(tmp_path):
 
 def test_a_sender_that_dies_is_reported_with_its_last_words(tmp_path):
     plan = make_plan("http://192.0.2.1:80", tmp_path, [0.0])  # refused by the sender itself, too
-    with pytest.raises(DispatchError, match=r"exit status 1.*this machine only"):
+    with pytest.raises(LoadtestError, match=r"exit status 1.*this machine only"):
         send(plan)
 
 
