@@ -4,7 +4,7 @@
 request that left late therefore carries its lateness in every latency: see docs/loadtest.md on coordinated omission.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -132,12 +132,6 @@ def mean_tpot_ms(chunk_ms: Sequence[float], output_tokens: int) -> float | None:
     if output_tokens < 2 or len(chunk_ms) < 2:
         return None
     return (chunk_ms[-1] - chunk_ms[0]) / (output_tokens - 1)
-
-
-def write_jsonl(path: Path, records: Iterable[FrozenModel]) -> None:
-    """Write records, one JSON object per line."""
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(record.model_dump_json() + "\n" for record in records)
 
 
 def read_requests(path: Path) -> tuple[RequestRecord, ...]:
