@@ -135,10 +135,8 @@ SEED ?= 1
 bench-gpu: setup ## time the GPU kernels against the libraries on random problems (SEED=) -> benchmarks/results/h100-gemm-random.csv
 	$(RUN) -m benchmarks.kernels.gpu_gemm_random --seed $(SEED) $(ARGS)
 
-ENGINE_MODELS ?= llama-8b,mistral-24b
-
 bench-engine: setup ## whole engines on one GPU: throughput -> benchmarks/results/h100-engine.csv
-	$(RUN) -m benchmarks.engine.engine_offline --models $(ENGINE_MODELS) $(ARGS)
+	$(RUN) -m benchmarks.engine.engine_offline $(ARGS)
 
 bench-http: setup ## the HTTP path against vllm serve -> benchmarks/results/http-path.csv (ARGS=--gpu: h100-http.csv)
 	$(RUN) -m benchmarks.http.http_path $(ARGS)

@@ -24,14 +24,19 @@ def gpu_description() -> str:
     """Return GPUs, clocks and versions."""
     import torch
 
-    query = ["nvidia-smi", "--query-gpu=name,clocks.sm,clocks.mem,driver_version", "--format=csv,noheader"]
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        query.append(f"--id={visible}")
     try:
-        gpu = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().replace("\n", " | ")
+        gpu = " | ".join(nvidia_smi("name,clocks.sm,clocks.mem,driver_version"))
     except FileNotFoundError:
         gpu = "no GPU"
     return f"{gpu}; torch {torch.__version__}, CUDA {torch.version.cuda}"
+
+
+def nvidia_smi(fields: str) -> list[str]:
+    """Return these fields of each GPU that this process may use, a line a GPU."""
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={visible}")
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().splitlines()
 
 
 def read(path: Path) -> tuple[list[str], list[str], list[list[str]]]:

@@ -35,11 +35,6 @@ def main(argv: list[str] | None = None) -> int:
         help="folder for a log of the service's steps, which slows each (python -m simulator fit)",
     )
     summary = commands.add_parser("summary", help="sum up the reports that are there: summary.json")
-    summary.add_argument(
-        "--add",
-        action="store_true",
-        help="keep what the summary there has, of the same window and SLO, and the folder has no reports of",
-    )
     simulated = commands.add_parser("predict", help="simulate it: predicted.json beside the summary")
     simulated.add_argument("--trace", type=Path, required=True, help="Azure trace, CSV")
     simulated.add_argument(
@@ -72,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
             return _predict(experiment, args)
         found = results.collect(experiment, out)
         folder = args.results / experiment.name
-        if args.command == "summary" and args.add:
+        if (folder / results.KEPT).exists():
             found = results.joined(results.read(folder), found)
     except (config.ExperimentError, SimulationError, TraceError) as error:
         print(f"error: {error}", file=sys.stderr)

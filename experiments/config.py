@@ -1,15 +1,13 @@
 """What an experiment is: a frozen model read from YAML, checked before anything starts. Pure but for ``load``."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from benchmarks.engine.engine_shapes import NAMES
+from benchmarks.http.http_systems import EngineConfig
 from controller.config import ControllerConfig, explain
-from deploy.config import EngineSection
-from nestedfp.vllm_plugin.options import PluginOptions
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 from workload.strict_yaml import YamlFileError, read_yaml_file
@@ -20,35 +18,6 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,30}$")]
 
 class ExperimentError(ValueError):
     """A configuration, a server or a run that an experiment cannot go on with; the message is for the user."""
-
-
-class EngineConfig(FrozenModel):
-    """The engine that every system runs."""
-
-    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
-    max_model_len: Annotated[int, Field(ge=2)] = 4096
-    max_num_seqs: Annotated[int, Field(ge=1)] = 256
-    max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    kv_cache_bytes: int | None = None  # on a CPU
-    # Each load test has then engines of its own: another of the same seed would find its prompts in the cache.
-    enable_prefix_caching: bool = False
-    plugin: dict[str, Any] = Field(
-        default_factory=dict
-    )  # options of nested weights, as in the service's engine section
-
-    @field_validator("plugin")
-    @classmethod
-    def _known_to_the_service(cls, plugin: dict[str, Any]) -> dict[str, Any]:
-        # Other keys of that section are the experiment's own, the same for every system.
-        known = {option.name for option in fields(PluginOptions)} & set(EngineSection.model_fields)
-        if unknown := sorted(set(plugin) - known):
-            raise ValueError(f"expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}")
-        try:
-            EngineSection.model_validate(plugin)
-        except ValidationError as error:
-            raise ValueError(explain(error)) from error
-        return plugin
 
 
 class TraceWindow(FrozenModel):
@@ -116,6 +85,7 @@ class Experiment(FrozenModel):
     shape: str | None = None  # of benchmarks.engine.engine_shapes, with random weights, on GPUs
     model: Path | None = None  # or a checkpoint, on whatever this machine has
     replicas: Annotated[int, Field(ge=1)] = 1
+    # With a prefix cache each load test has engines of its own: another of the same seed would find its prompts in the cache.
     engine: EngineConfig = EngineConfig()
     slo: Slo = Slo()
     load: LoadConfig

@@ -1,13 +1,12 @@
 """What the simulator says of an experiment: its arrivals, its policies, a table of measured step costs; no GPU."""
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 from benchmarks.engine.engine_shapes import SHAPES
 from controller.config import ControllerConfig
-from experiments.config import Experiment, ExperimentError, Run, controller_section
+from experiments.config import Experiment, ExperimentError, controller_section
 from experiments.other_ranks import derive
 from nestedfp.vllm_plugin.options import PluginOptions
 from simulator.bench import simulate
@@ -35,7 +34,7 @@ class Prediction(FrozenModel):
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     slo_attainment: float
-    exact_answer_share: float | None = None  # None: of predictions from before it was told
+    exact_answer_share: float | None
     fp16_token_share: float | None
 
 
@@ -83,7 +82,6 @@ def limited_table(table: Path, experiment: Experiment) -> EngineTable:
             "max_num_batched_tokens": engine.max_num_batched_tokens,
             "max_num_seqs": engine.max_num_seqs,
             "max_model_tokens": engine.max_model_len,
-            "kv_tokens": known.engine.kv_tokens,
             "mixed_steps": PluginOptions(**engine.plugin).mixed_steps,
         }
     )
@@ -136,25 +134,17 @@ def predict(
             for run in experiment.runs:
                 if run.system != "nestedfp" or run.kill is not None:
                     continue
-                found.append(_simulate(experiment, run, rate, seed, replayed, limited))
-                exact = 100 * (found[-1].exact_answer_share or 0)
+                config = ControllerConfig.model_validate(controller_section(experiment.slo, run))
+                scenario = Scenario(
+                    replicas=experiment.replicas, rest_s=REST_S, pinned_share=run.exact_share, seed=seed
+                )
+                summary, _ = simulate(limited, replayed, config, scenario, FRONT_MS)
+                told = summary.model_dump(include=set(Prediction.model_fields))
+                told |= {"policy": run.name, "rate_rps": rate, "seed": seed}
+                found.append(Prediction.model_validate(told))
+                exact = 100 * (summary.exact_answer_share or 0)
                 say(
-                    f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * found[-1].slo_attainment:.1f} % in the SLO, "
+                    f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * summary.slo_attainment:.1f} % in the SLO, "
                     f"{exact:.1f} % exact answers"
                 )
     return Predictions(table=table.name, front_ms=FRONT_MS, runs=tuple(found))
-
-
-def _simulate(
-    experiment: Experiment,
-    run: Run,
-    rate_rps: float,
-    seed: int,
-    replayed: tuple[Arrival, ...],
-    table: EngineTable,
-) -> Prediction:
-    scenario = Scenario(replicas=experiment.replicas, rest_s=REST_S, pinned_share=run.exact_share, seed=seed)
-    config = ControllerConfig.model_validate(controller_section(experiment.slo, run))
-    found, _ = simulate(table, replayed, config, scenario, time.perf_counter, FRONT_MS)
-    told = found.model_dump(include=set(Prediction.model_fields))
-    return Prediction.model_validate({**told, "policy": run.name, "rate_rps": rate_rps, "seed": seed})

@@ -1,20 +1,15 @@
 """Reports of an experiment's load tests -> one summary. python -m docs.tables shows it."""
 
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 from pydantic import ValidationError
 
 from experiments.config import Experiment, ExperimentError, Run, TraceWindow
-from loadtest.report.error_kinds import error_kinds
-from loadtest.report.run_summary import LoadFigures, RunSummary, meets_tpot, meets_ttft
+from loadtest.report.run_summary import LoadFigures, RunSummary
 from workload.frozen import FrozenModel
-from workload.records import RequestRecord, read_requests
 from workload.slo import Slo
 
-BOOTSTRAPS = 1000
 KEPT = "summary.json"
 MACHINE = "machine.txt"  # in the folder of the reports: what they were measured on
 MACHINES = " | then: "  # between machines in a summary
@@ -27,10 +22,6 @@ class Cell(LoadFigures):
     rate_rps: float  # asked for
     seed: int
     errors: dict[str, int]
-    slo_attainment_low: float  # 95 % interval by bootstrap over requests
-    slo_attainment_high: float
-    # Of each ten seconds from the start with ten requests or more; None: not counted.
-    slo_attainment_worst_10s: float | None = None
 
 
 class Results(FrozenModel):
@@ -56,7 +47,8 @@ def collect(experiment: Experiment, out: Path) -> Results:
             for seed in experiment.load.seeds:
                 for path in sorted((out / "runs" / run.name / f"{rate:g}-{seed}").glob("*/summary.json")):
                     try:
-                        cells += [_cell(run, rate, seed, *each, experiment.slo) for each in _load_tests(path)]
+                        for told in json.loads(path.read_text())["runs"]:
+                            cells.append(_cell(run, rate, seed, RunSummary.model_validate(told), experiment.slo))
                     except ValidationError as error:
                         raise ExperimentError(
                             f"{path.parent}: a report of another version ({_first_key(error)}); run that load test again"
@@ -79,39 +71,19 @@ def _first_key(error: ValidationError) -> str:
     return ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
 
 
-def _load_tests(path: Path) -> Iterator[tuple[RunSummary, Sequence[RequestRecord]]]:
-    for found in json.loads(path.read_text())["runs"]:
-        summary = RunSummary.model_validate(found)
-        yield summary, read_requests(path.parent / f"requests-{summary.policy}.jsonl")
-
-
-def _cell(
-    run: Run, rate_rps: float, seed: int, summary: RunSummary, records: Sequence[RequestRecord], slo: Slo
-) -> Cell:
-    good = np.array([meets_ttft(record, slo) and meets_tpot(record, slo) for record in records])
-    drawn = np.random.default_rng(seed).choice(good, (BOOTSTRAPS, len(good))).mean(axis=1)
-    low, high = np.percentile(drawn, [2.5, 97.5])
+def _cell(run: Run, rate_rps: float, seed: int, summary: RunSummary, slo: Slo) -> Cell:
+    if summary.slo != slo:
+        raise ExperimentError(f"a report of {run.name} has the SLO {summary.slo}, the experiment {slo}: run it again")
     told = {name: getattr(summary, name) for name in LoadFigures.model_fields}
-    counted = {
+    told |= {
         "policy": run.name,
         "system": run.system,
         "rate_rps": rate_rps,
         "seed": seed,
-        "errors": error_kinds(record.error for record in records if record.error is not None),
-        "slo_attainment": float(good.mean()),
-        "slo_attainment_low": float(low),
-        "slo_attainment_high": float(high),
-        "slo_attainment_worst_10s": _worst(records, good),
-        "fp16_token_share": {"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share),
+        "errors": summary.error_kinds,
     }
-    return Cell.model_validate(told | counted)
-
-
-def _worst(records: Sequence[RequestRecord], good: np.ndarray) -> float | None:
-    """Return the least share within the SLO of the arrivals of ten seconds, counted from the start."""
-    windows = np.array([int(record.intended_s // 10) for record in records])
-    shares = [good[windows == window].mean() for window in set(windows) if (windows == window).sum() >= 10]
-    return min(map(float, shares), default=None)
+    told["fp16_token_share"] = {"vllm_fp16": 1.0, "vllm_fp8": 0.0}.get(run.system, summary.fp16_token_share)
+    return Cell.model_validate(told)
 
 
 def write(results: Results, folder: Path) -> None:
@@ -130,7 +102,7 @@ def joined(before: Results, new: Results) -> Results:
         if getattr(before, key) != getattr(new, key):
             raise ExperimentError(
                 f"{key}: the summary there has {getattr(before, key)}, the reports {getattr(new, key)}: they are no parts of one "
-                "experiment; leave out --add to replace it"
+                f"experiment; remove {KEPT} to replace it"
             )
 
     def place(cell: Cell) -> tuple[str, float, int]:
@@ -158,5 +130,5 @@ def read(folder: Path) -> Results:
         ) from error
     except ValidationError as error:
         raise ExperimentError(
-            f"{folder / KEPT}: of another version ({_first_key(error)}); sum the reports up again, without --add"
+            f"{folder / KEPT}: of another version ({_first_key(error)}); remove it to sum the reports up anew"
         ) from error

@@ -42,13 +42,10 @@ def engine_of(experiment: Experiment, system: str, step_log: Path | None = None)
         extra = {"quantization": "nestedfp", "additional_config": {OPTIONS_KEY: {"slo": slo, **engine.plugin}}}
         if experiment.shape is not None:
             extra["worker_cls"] = NESTED_WORKER
-    on_gpu = experiment.shape is not None
     return http_systems.EngineArguments(
-        model_id,
-        folder,
-        gpu=on_gpu,
-        dummy=on_gpu,
-        enforce_eager=not on_gpu,
+        model_id=model_id,
+        model_dir=folder,
+        gpu=experiment.shape is not None,
         extra=extra,
         step_log=step_log,
         **engine.model_dump(),

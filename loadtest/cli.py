@@ -24,48 +24,12 @@ configuration that the service refuses or a trace that cannot give the load, 130
 """
 
 
-# Option, its place among the groups of the help, and what it says; the type and the default are the field's in LoadtestConfig.
-GROUPS: dict[str, dict[str, str]] = {
-    "service (one of --config and --url)": {
-        "--config": "start the service with this",
-        "--url": "use a running service on this machine, e.g. http://127.0.0.1:8000",
-        "--allow-host": "with --url: this host of a private network may be the target as well",
-        "--admin-key-file": "with --url: file with its key (the variable NESTEDFP_ADMIN_KEY)",
-    },
-    "load": {
-        "--trace": "Azure trace, CSV, or Mooncake trace, .jsonl (a synthetic one of Azure's shape)",
-        "--seed": "",
-        "--start": "of the window (around the worst burst)",
-        "--duration": "",
-        "--rate": "mean requests/s (--load-fraction of what the service carries)",
-        "--load-fraction": "mean rate over FP16 capacity",
-        "--context-tokens": "prompt and output together (the service's)",
-        "--length-scale": "of all lengths (99 %% fit the context)",
-        "--max-prompt-tokens": "",
-        "--max-output-tokens": "",
-        "--exact-share": "of the requests, which ask for an exact answer",
-        "--session-share": "of the conversations of a .jsonl trace, which tell their name",
-    },
-    "runs": {
-        "--policies": "some of fp16,fp8,adaptive; plain, or plain-NAME, alone: a server without controller, run once as it is",
-        "--slo-ttft-ms": "(the service's)",
-        "--slo-tpot-ms": "(the service's)",
-        "--probe": "the calibration",
-        "--probe-users": "at once in it",
-        "--cooldown": "",
-        "--settle-limit": "for a directive and empty queues",
-        "--drain": "after the last arrival",
-        "--request-timeout": "",
-        "--out": "parent of the report's folder",
-    },
-}
-FIELDS = {"--config": "service_config", "--rate": "rate_rps"}
+FLAGS = {"service_config": "--config", "rate_rps": "--rate"}
 
 
-def field_of(flag: str) -> str:
-    """Return the field of an option; of seconds the name tells the unit."""
-    name = FIELDS.get(flag, flag.removeprefix("--").replace("-", "_"))
-    return name if name in LoadtestConfig.model_fields else f"{name}_s"
+def flag_of(field: str) -> str:
+    """Return the option of a field; that of seconds does not tell the unit."""
+    return FLAGS.get(field) or f"--{field.removesuffix('_s').replace('_', '-')}"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -78,19 +42,12 @@ def build_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    for title, options in GROUPS.items():
-        group = parser.add_argument_group(title)
-        for flag, text in options.items():
-            field = field_of(flag)
-            default = LoadtestConfig.model_fields[field].default
-            shown = f"({default:g})" if isinstance(default, int | float) else ""
-            group.add_argument(
-                flag,
-                dest=field,
-                type=_names if field == "policies" else str,
-                metavar="...",
-                help=f"{text} {shown}".strip(),
-            )
+    for name, field in LoadtestConfig.model_fields.items():
+        shown = f"({field.default:g})" if isinstance(field.default, int | float) else ""
+        text = f"{field.description or ''} {shown}".strip().replace("%", "%%")
+        parser.add_argument(
+            flag_of(name), dest=name, type=_names if name == "policies" else str, metavar="...", help=text
+        )
     return parser
 
 
@@ -103,17 +60,14 @@ def parse_config(arguments: Sequence[str]) -> LoadtestConfig:
     except LoadtestError as error:
         parser.error(str(error))
     except ValidationError as error:
-        flags = {field_of(flag): flag for options in GROUPS.values() for flag in options}
-        parser.error("; ".join(_problem(dict(one), flags) for one in error.errors()))
+        parser.error("; ".join(_problem(one["loc"], one["msg"], one["input"]) for one in error.errors()))
 
 
-def _problem(error: dict[str, object], flags: dict[str, str]) -> str:
-    location = error["loc"]
-    field = str(location[0]) if isinstance(location, tuple) and location else ""
-    text = str(error["msg"]).removeprefix("Value error, ")
-    return (
-        f"{flags.get(field, field)}: {text}" + ("" if "got" in text else f", got {error['input']}") if field else text
-    )
+def _problem(location: tuple[int | str, ...], message: str, given: object) -> str:
+    text = message.removeprefix("Value error, ")
+    if not location:
+        return text
+    return f"{flag_of(str(location[0]))}: {text}" + ("" if "got" in text else f", got {given}")
 
 
 def _names(text: str) -> tuple[str, ...]:

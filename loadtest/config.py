@@ -17,38 +17,48 @@ PLAIN = re.compile(r"plain(-[A-Za-z0-9._-]{1,40})?")
 
 
 class LoadtestConfig(FrozenModel):
-    """One load test. The command line's help explains the fields."""
+    """One load test; a field's description is the help of its option, and says in brackets what None stands for."""
 
     # the service: one of the two
-    service_config: Path | None = None
-    allow_host: str | None = None  # other than this machine; the URL names it as well
-    url: str | None = None
-    admin_key_file: Path | None = None  # instead of the environment variable
+    service_config: Path | None = Field(None, description="start the service with this")
+    allow_host: str | None = Field(
+        None, description="with --url: this host of a private network may be the target as well"
+    )
+    url: str | None = Field(None, description="use a running service on this machine, e.g. http://127.0.0.1:8000")
+    admin_key_file: Path | None = Field(
+        None, description="with --url: file with its key (the variable NESTEDFP_ADMIN_KEY)"
+    )
     # the load
-    trace: Path | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
-    start_s: Annotated[float, Field(ge=0)] | None = None  # None: the window with the most pronounced burst
-    duration_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    rate_rps: Positive | None = None  # None: load_fraction of the measured FP16 capacity
-    load_fraction: Annotated[float, Field(gt=0, le=3)] = 0.85
-    context_tokens: Annotated[int, Field(ge=2)] | None = None  # None: what the service says, or 2048
-    length_scale: Positive | None = None
+    trace: Path | None = Field(
+        None, description="Azure trace, CSV, or Mooncake trace, .jsonl (a synthetic one of Azure's shape)"
+    )
+    seed: int = Field(0, ge=0)
+    start_s: float | None = Field(None, ge=0, description="of the window (around the worst burst)")
+    duration_s: float = Field(120.0, gt=0, le=3600)
+    rate_rps: Positive | None = Field(None, description="mean requests/s (--load-fraction of what the service carries)")
+    load_fraction: float = Field(0.85, gt=0, le=3, description="mean rate over FP16 capacity")
+    context_tokens: int | None = Field(None, ge=2, description="prompt and output together (the service's, or 2048)")
+    length_scale: Positive | None = Field(None, description="of all lengths (99 % fit the context)")
     max_prompt_tokens: PositiveInt | None = None
     max_output_tokens: PositiveInt | None = None
-    exact_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the requests that ask for an exact answer
-    session_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the trace's conversations that tell their name
+    exact_share: float = Field(0.0, ge=0, le=1, description="of the requests, which ask for an exact answer")
+    session_share: float = Field(
+        1.0, ge=0, le=1, description="of the conversations of a .jsonl trace, which tell their name"
+    )
     # the runs
-    # Or one that begins with plain: no directives, for a server without controller.
-    policies: tuple[Policy, ...] = POLICIES
-    slo_ttft_ms: Positive | None = None  # None: the service's own
-    slo_tpot_ms: Positive | None = None
-    probe_s: Annotated[float, Field(gt=0, le=60)] = 10.0
-    probe_users: Annotated[int, Field(ge=1, le=4096)] = 256
-    cooldown_s: Annotated[float, Field(ge=0, le=600)] = 10.0
-    settle_limit_s: Positive = 120.0  # for a directive to be in force and the queues to be empty
-    drain_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
+    policies: tuple[Policy, ...] = Field(
+        POLICIES,
+        description="some of fp16,fp8,adaptive; plain, or plain-NAME, alone: a server without controller, run once as it is",
+    )
+    slo_ttft_ms: Positive | None = Field(None, description="(the service's)")
+    slo_tpot_ms: Positive | None = Field(None, description="(the service's)")
+    probe_s: float = Field(10.0, gt=0, le=60, description="the calibration")
+    probe_users: int = Field(256, ge=1, le=4096, description="at once in it")
+    cooldown_s: float = Field(10.0, ge=0, le=600)
+    settle_limit_s: Positive = Field(120.0, description="for a directive and empty queues")
+    drain_s: float = Field(60.0, ge=0, le=3600, description="after the last arrival")
     request_timeout_s: Positive = 120.0
-    out: Path = Path("runs")
+    out: Path = Field(Path("runs"), description="parent of the report's folder")
 
     @field_validator("url")
     @classmethod

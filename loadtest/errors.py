@@ -11,7 +11,3 @@ class InputError(LoadtestError):
 
 class ServiceError(LoadtestError):
     """The service did not start, went away, or answered something that the load test does not understand."""
-
-
-class DispatchError(LoadtestError):
-    """The process that sends the requests failed."""

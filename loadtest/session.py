@@ -19,13 +19,12 @@ from loadtest.runner import run_policy
 from loadtest.service.admin import ServiceClient
 from loadtest.service.process import ADMIN_KEY_ENV, serve_command, started_service
 from loadtest.service.target import addresses
-from workload.records import Policy, RequestRecord, TimelineSample, write_jsonl
+from workload.records import Policy, RequestRecord, TimelineSample
 from workload.shape import (
     Lengths,
     Selection,
     cut_window,
     fit_lengths,
-    mean_rate_rps,
     most_bursty_start_s,
     peak_rate_rps,
     select_at_rate,
@@ -80,7 +79,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress, key: str | None = N
             f"{load.peak_rate_rps:.2f}/s; SLO TTFT {slo.ttft_ms:.0f} ms, TPOT {slo.tpot_ms:.1f} ms"
         )
         records: dict[Policy, Sequence[RequestRecord]] = {}
-        timelines: dict[Policy, Sequence[TimelineSample]] = {}
+        timeline: list[TimelineSample] = []
         runs: list[RunSummary] = []
 
         def report(incomplete: str | None) -> Path:
@@ -97,7 +96,7 @@ def run_loadtest(config: LoadtestConfig, progress: Progress, key: str | None = N
                 incomplete=incomplete,
                 options=config.model_dump(mode="json"),
             )
-            write_jsonl(out_dir / "timeline.jsonl", (sample for policy in timelines for sample in timelines[policy]))
+            (out_dir / "timeline.jsonl").write_text("".join(sample.model_dump_json() + "\n" for sample in timeline))
             path = write_report(out_dir, summary, records)
             for line in report_lines(summary):
                 progress.note(line)
@@ -105,10 +104,11 @@ def run_loadtest(config: LoadtestConfig, progress: Progress, key: str | None = N
 
         try:
             for run, policy in enumerate(config.policies):
-                records[policy], timelines[policy] = run_policy(
+                records[policy], samples = run_policy(
                     service, config, policy, run, model, shaped.arrivals, out_dir, progress
                 )
-                runs.append(summarise(records[policy], timelines[policy], slo, config.duration_s))
+                timeline += samples
+                runs.append(summarise(records[policy], samples, slo, config.duration_s))
                 progress.note(_run_line(runs[-1]))
         except (LoadtestError, KeyboardInterrupt) as error:
             if runs:
@@ -214,7 +214,7 @@ def _load_summary(config: LoadtestConfig, context: int, scale: float, shaped: Se
         span_s=shaped.span_s,
         duration_s=config.duration_s,
         requests=len(arrivals),
-        mean_rate_rps=mean_rate_rps(arrivals, config.duration_s),
+        mean_rate_rps=len(arrivals) / config.duration_s,
         peak_rate_rps=peak_rate_rps(arrivals, config.duration_s),
         mean_prompt_tokens=mean(arrival.prompt_tokens for arrival in arrivals),
         mean_output_tokens=mean(arrival.output_tokens for arrival in arrivals),

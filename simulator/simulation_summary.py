@@ -23,7 +23,6 @@ class SimulationSummary(FrozenModel):
     slo: Slo
     rate_rps: float  # until the last arrival
     requests: int
-    wall_s: float  # that the simulation took
     slo_attainment: float
     ttft_ms: Percentiles
     tpot_ms: Percentiles
@@ -50,8 +49,8 @@ def attainment(requests: Sequence[SimRequest], slo: Slo, front_ms: float = 0.0) 
     return sum(met(request, slo, front_ms) for request in requests) / len(requests)
 
 
-def summarise(result: RunResult, config: ControllerConfig, wall_s: float, front_ms: float = 0.0) -> SimulationSummary:
-    """The numbers of one run, that took the machine so long; a first token takes ``front_ms`` beside the engine."""
+def summarise(result: RunResult, config: ControllerConfig, front_ms: float = 0.0) -> SimulationSummary:
+    """The numbers of one run; a first token takes ``front_ms`` beside the engine."""
     requests, minutes = result.requests, result.replica_s / MINUTE_S
     answered = [request for request in requests if request.outcome == "finished"]
     exact = sum(not (request.prompt_fp8 or request.completion_fp8) for request in answered)
@@ -62,7 +61,6 @@ def summarise(result: RunResult, config: ControllerConfig, wall_s: float, front_
         slo=config.slo,
         rate_rps=len(requests) / max(requests[-1].arrived_s, 1e-6),
         requests=len(requests),
-        wall_s=wall_s,
         slo_attainment=attainment(requests, config.slo, front_ms),
         ttft_ms=percentiles(request.ttft_ms + front_ms for request in answered),
         tpot_ms=percentiles(tpot_ms for request in answered if (tpot_ms := request.tpot_ms) is not None),

@@ -36,7 +36,6 @@ def make_record(index: int = 0, **overrides: object) -> RequestRecord:
             "prompt": {"fp16": 6, "fp8": 0, "cached": {"fp16": 4}},
             "completion": {"fp16": 1, "fp8": 2},
         },
-        "model": "m",
     }
     return RequestRecord.model_validate(fields | overrides)
 

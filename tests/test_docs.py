@@ -10,10 +10,11 @@ import yaml
 from controller.config import ControllerConfig, LadderConfig
 from controller.policies import POLICIES
 from deploy.config import DeployConfig, EngineSection, HttpSection, ModelSection
-from docs.draw import __main__ as draw
-from docs.draw import burst
+from docs import draw
 from docs.tables import __main__ as tables
 from docs.tables.marks import MarkError, filled
+from loadtest.cli import flag_of
+from loadtest.config import LoadtestConfig
 from nestedfp.format import split
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,6 +133,8 @@ def test_every_option_and_target_that_a_manual_gives_to_a_command_of_ours_is_the
         commands += [(manual.stem, options) for options in re.findall(r"^ {3}( --[^#\n]*)", text, re.MULTILINE)]
     for package, words in commands:
         source = "".join(path.read_text() for path in (ROOT / package).rglob("*.py"))
+        if package == "loadtest":
+            source += str([flag_of(field) for field in LoadtestConfig.model_fields]).replace("'", '"')
         unknown |= {option for option in re.findall(r"(?<=\s)--[a-z][a-z-]+", words) if f'"{option}"' not in source}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     unknown |= set(re.findall(r"(?:^    |`)make ([a-z][a-z-]+)", text, re.MULTILINE)) - targets
@@ -207,8 +210,8 @@ def test_every_command_of_ours_that_a_manual_names_is_there(manual: Path) -> Non
 
 
 def test_the_help_of_the_plots_draws_none(capsys, monkeypatch):
-    monkeypatch.setattr(burst, "draw", lambda: pytest.fail("drawn"))
+    monkeypatch.setattr(draw, "draw", lambda: pytest.fail("drawn"))
     with pytest.raises(SystemExit) as caught:
         draw.main(["--help"])
     assert caught.value.code == 0
-    assert "Draws the plots of the documents" in capsys.readouterr().out
+    assert "Draws docs/pictures/burst.svg" in capsys.readouterr().out

@@ -4,7 +4,7 @@
 request that left late therefore carries its lateness in every latency: see docs/loadtest.md on coordinated omission.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -68,7 +68,6 @@ class RequestRecord(FrozenModel):
     latency_ms: float | None = None
     chunk_ms: tuple[float, ...] = ()  # arrival of every chunk that carried tokens; differences are the ITL
     precision_tokens: PrecisionTokens | None = None
-    model: str | None = None
 
     @property
     def dispatch_lag_ms(self) -> float | None:
@@ -133,12 +132,6 @@ def mean_tpot_ms(chunk_ms: Sequence[float], output_tokens: int) -> float | None:
     if output_tokens < 2 or len(chunk_ms) < 2:
         return None
     return (chunk_ms[-1] - chunk_ms[0]) / (output_tokens - 1)
-
-
-def write_jsonl(path: Path, records: Iterable[FrozenModel]) -> None:
-    """Write records, one JSON object per line."""
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(record.model_dump_json() + "\n" for record in records)
 
 
 def read_requests(path: Path) -> tuple[RequestRecord, ...]:

@@ -25,14 +25,9 @@ class Lengths:
     max_output_tokens: int | None = None
 
 
-def mean_rate_rps(arrivals: Sequence[Arrival], duration_s: float) -> float:
-    """Requests per second over the window."""
-    return len(arrivals) / duration_s
-
-
-def peak_rate_rps(arrivals: Sequence[Arrival], duration_s: float, burst_s: float = BURST_S) -> float:
-    """Highest rate over any ``burst_s`` seconds (one that starts at an arrival)."""
-    burst_s = min(burst_s, duration_s)
+def peak_rate_rps(arrivals: Sequence[Arrival], duration_s: float) -> float:
+    """Highest rate over any ``BURST_S`` seconds (one that starts at an arrival)."""
+    burst_s = min(BURST_S, duration_s)
     times_s = np.array([arrival.at_s for arrival in arrivals])
     if not len(times_s):
         return 0.0

@@ -1,1 +1,1 @@
-"""The engine without HTTP, and engines whose steps take a given time."""
+"""The engine without HTTP, and the published shapes."""

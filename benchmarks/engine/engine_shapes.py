@@ -1,18 +1,25 @@
-"""The published model shapes that whole engines are measured on, as Hugging Face configurations for dummy weights."""
+"""The published model shapes that whole engines are measured on, of models/*-shape, for dummy weights."""
 
 import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
-TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "llama-8b-shape"
+MODELS = Path(__file__).resolve().parents[2] / "models"
+TOKENIZER = MODELS / "llama-8b-shape"
+VOCABULARIES = {  # as published, while the tokenizer in models/*-shape is that of the shipped model
+    "llama-8b": 128256,  # Llama 3.1 8B
+    "mistral-24b": 131072,  # the language model of Mistral Small 3.1 24B
+    "llama-70b": 128256,  # Llama 3.1 70B
+    "qwen3-30b-a3b": 151936,
+}
+NAMES = tuple(VOCABULARIES)
 FP16_BYTES = 2
 
 
 class Shape(NamedTuple):
-    """A model of the Llama family."""
+    """A dense model of the Llama family."""
 
     hidden: int
     intermediate: int
@@ -21,6 +28,12 @@ class Shape(NamedTuple):
     kv_heads: int
     head_size: int
     vocabulary: int
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Self:
+        """Return the shape of a Hugging Face configuration."""
+        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        return cls(*(config[name] for name in names), config["head_dim"], config["vocab_size"])
 
     @property
     def linear_weights(self) -> int:
@@ -39,60 +52,13 @@ class Shape(NamedTuple):
         return 2 * FP16_BYTES * self.layers * self.kv_heads * self.head_size
 
 
-SHAPES = {
-    "llama-8b": Shape(4096, 14336, 32, 32, 8, 128, 128256),  # Llama 3.1 8B
-    "mistral-24b": Shape(5120, 32768, 40, 32, 8, 128, 131072),  # the language model of Mistral Small 3.1 24B
-    "llama-70b": Shape(8192, 28672, 80, 64, 8, 128, 128256),  # Llama 3.1 70B
-}
-MIXTURES: dict[str, dict[str, Any]] = {  # of experts; what their configurations have of their own
-    "qwen3-30b-a3b": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "rope_theta": 1000000.0,
-    },
-}
-NAMES = (*SHAPES, *MIXTURES)
-COMMON: dict[str, Any] = {
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-    "dtype": "float16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-
 def config_of(model: str) -> dict[str, Any]:
     """Return the Hugging Face configuration of a published shape."""
-    if model in MIXTURES:
-        return {**COMMON, **MIXTURES[model]}
-    shape = SHAPES[model]
-    return {
-        **COMMON,
-        **LLAMA,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_size,
-        "vocab_size": shape.vocabulary,
-        "rope_theta": 500000.0,
-    }
+    config = json.loads((MODELS / f"{model}-shape" / "config.json").read_text())
+    return {**config, "vocab_size": VOCABULARIES[model], "bos_token_id": 1, "eos_token_id": 2}
+
+
+SHAPES = {name: Shape.of(config_of(name)) for name in NAMES[:3]}  # without experts
 
 
 def model_folder(model: str) -> Path:

@@ -1,24 +1,79 @@
-"""Puts one load on one system and returns what it did: figures of the client, processor time of the system's processes."""
+"""A load of the HTTP benchmark, and what a system does with it: figures of the client, processor time of its processes."""
 
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.http.http_load import HttpLoad
 from benchmarks.http.http_procs import path_s
 from benchmarks.http.http_systems import RunningSystem
 from loadtest.calibrate import tokens_between
 from loadtest.report.error_kinds import error_kinds, most_frequent
 from loadtest.sender.dispatch import run_plan
-from loadtest.sender.plan import CUT, SendPlan
+from loadtest.sender.plan import CUT, PlannedRequest, SendPlan
 from workload.percentiles import percentiles
 from workload.records import RequestRecord
+from workload.synthetic import synthetic_trace
 
+REQUESTS = 8192  # of a closed loop, which begins again then; prefix caching is off all the same
+SEED = 20
+REQUEST_LIMIT_S = 60.0
 # Of requests begun in the window and answered in full; errors are of the whole load.
 MEASURED = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "path_cpu_us_per_token", "requests", "errors")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLoad:
+    """One load. Closed loop with ``streams``, open loop with ``rate_per_s``.
+
+    Attributes:
+        warm_s: from the start to the window that is measured.
+        window_s: what is measured.
+        drain_s: for which requests of the window may last beyond it.
+    """
+
+    name: str
+    prompt_tokens: int
+    output_tokens: int
+    warm_s: float
+    window_s: float
+    streams: int = 0
+    rate_per_s: float = 0.0
+    drain_s: float = 10.0
+
+    def plan(self, url: str, model_id: str, records: Path, run: int = 0) -> SendPlan:
+        """Return what a sender sends.
+
+        Args:
+            records: the file that it writes.
+            run: number of the sender, where several send at once; their prompts differ.
+        """
+        load_s = self.warm_s + self.window_s
+        poisson = () if self.streams else synthetic_trace(SEED + run, load_s, self.rate_per_s, bursts=False)
+        at_s = [0.0] * REQUESTS if self.streams else [arrival.at_s for arrival in poisson]
+        # A closed loop's first answers are of all lengths, so that its streams do not end all at once ever after.
+        outputs = [1 + self.output_tokens * stream // self.streams for stream in range(self.streams)]
+        outputs += [self.output_tokens] * (len(at_s) - len(outputs))
+        return SendPlan(
+            kind="closed" if self.streams else "open",
+            policy="plain",
+            run=run,
+            url=url,
+            model=model_id,
+            requests=tuple(
+                PlannedRequest(at_s=at, prompt_tokens=self.prompt_tokens, output_tokens=output)
+                for at, output in zip(at_s, outputs, strict=True)
+            ),
+            duration_s=load_s + self.drain_s if self.streams else load_s,
+            drain_s=self.drain_s,
+            users=self.streams or 1,
+            request_timeout_s=REQUEST_LIMIT_S,
+            seed=SEED,
+            records_path=records,
+        )
 
 
 def measure(system: RunningSystem, load: HttpLoad, senders: int = 1) -> dict[str, Any]:
@@ -26,7 +81,7 @@ def measure(system: RunningSystem, load: HttpLoad, senders: int = 1) -> dict[str
 
     Raises:
         RuntimeError: not one request of the window was answered.
-        loadtest.errors.DispatchError: a sender failed.
+        loadtest.errors.LoadtestError: a sender failed.
     """
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(senders) as pool:
         plans = [load.plan(system.url, system.model_id, Path(folder) / f"{n}.jsonl", n) for n in range(senders)]

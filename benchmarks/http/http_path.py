@@ -22,8 +22,7 @@ from typing import Any
 from benchmarks import results_csv
 from benchmarks.engine.engine_shapes import SHAPES, model_folder
 from benchmarks.http import http_systems
-from benchmarks.http.http_load import HttpLoad
-from benchmarks.http.http_measure import MEASURED, measure
+from benchmarks.http.http_measure import MEASURED, HttpLoad, measure
 from benchmarks.http.http_systems import ROOT, EngineArguments
 from loadtest.errors import LoadtestError
 from loadtest.service.admin import DirectiveName, ServiceClient
@@ -52,15 +51,13 @@ COLUMNS = (*KEYS, *MEASURED)
 def engines(args: argparse.Namespace) -> Iterator[tuple[str, EngineArguments]]:
     """Yield what the result file calls an engine, and its arguments."""
     if not args.gpu:
-        model_dir = ROOT / "models" / "fairytales-8m"
-        yield (
-            f"timed_{STEP_MS:g}ms",
-            EngineArguments(model_dir.name, model_dir, step_ms=STEP_MS, kv_cache_bytes=KV_BYTES),
-        )
+        folder = ROOT / "models" / "fairytales-8m"
+        limits = {"max_model_len": 1024, "kv_cache_bytes": KV_BYTES}
+        yield f"timed_{STEP_MS:g}ms", EngineArguments(model_id=folder.name, model_dir=folder, step_ms=STEP_MS, **limits)
         return
-    limits: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": STREAMS, "enforce_eager": False}
+    limits = {"max_model_len": 2048, "max_num_seqs": STREAMS}
     for model in args.models.split(","):
-        yield model, EngineArguments(model, model_folder(model), gpu=True, dummy=True, **limits)
+        yield model, EngineArguments(model_id=model, model_dir=model_folder(model), gpu=True, **limits)
 
 
 def measured(system: str, engine: EngineArguments, port: int, replicas: int) -> Iterator[dict[str, Any]]:

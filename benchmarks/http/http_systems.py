@@ -6,65 +6,77 @@ Every system is a process of its own whose tree can be looked at; its log lies i
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field, ValidationError, field_validator
 
+from benchmarks.results_csv import nvidia_smi
 from benchmarks.steps import FOLDER_ENV
 from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
+from controller.config import explain
+from deploy.config import EngineSection
 from loadtest.errors import ServiceError
 from loadtest.service.process import lists_models, serve_command, started_service
+from nestedfp.vllm_plugin.options import PluginOptions
+from workload.frozen import FrozenModel
 
 ROOT = Path(__file__).resolve().parents[2]
 # vLLM's own start of a server with one API process: what `vllm serve` runs, and found where the package has another name.
 VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 
 
-@dataclass(frozen=True)
-class EngineArguments:
-    """The engine that all systems run, in the words of vLLM's arguments."""
+class EngineConfig(FrozenModel):
+    """The limits of an engine, in the words of vLLM's arguments, and the options of its nested weights."""
+
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    max_model_len: Annotated[int, Field(ge=2)] = 4096
+    max_num_seqs: Annotated[int, Field(ge=1)] = 256
+    max_num_batched_tokens: Annotated[int, Field(ge=16)] = 2048
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    kv_cache_bytes: int | None = None  # on a CPU
+    enable_prefix_caching: bool = False
+    plugin: dict[str, Any] = Field(default_factory=dict)  # options of the service's engine section
+
+    @field_validator("plugin")
+    @classmethod
+    def _known_to_the_service(cls, plugin: dict[str, Any]) -> dict[str, Any]:
+        # Other keys of that section are the same for every system: those above.
+        known = {option.name for option in fields(PluginOptions)} & set(EngineSection.model_fields)
+        if unknown := sorted(set(plugin) - known):
+            raise ValueError(f"expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+        try:
+            EngineSection.model_validate(plugin)
+        except ValidationError as error:
+            raise ValueError(explain(error)) from error
+        return plugin
+
+
+class EngineArguments(EngineConfig):
+    """The engine that all systems run."""
 
     model_id: str
     model_dir: Path
-    gpu: bool = False
+    gpu: bool = False  # a published shape with random weights (benchmarks/weights/random_weights.py)
     step_ms: float | None = None  # a timed worker; None: the model itself
-    dummy: bool = False  # random weights (benchmarks/weights/random_weights.py)
-    max_model_len: int = 1024
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    kv_cache_bytes: int | None = None
-    enable_prefix_caching: bool = False
-    enforce_eager: bool = True
-    tensor_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.9
-    extra: dict[str, Any] = field(default_factory=dict)  # further engine arguments
-    plugin: dict[str, Any] = field(default_factory=dict)  # options of nested weights: nestedfp/vllm_plugin/options.py
-    step_log: Path | None = (
-        None  # of the service: folder for a log of every step (benchmarks/steps); None: none is kept
-    )
+    extra: dict[str, Any] = Field(default_factory=dict)  # further engine arguments
+    step_log: Path | None = None  # of the service: folder for a log of every step (benchmarks/steps)
 
     def limits(self) -> dict[str, Any]:
         """Return what vLLM and the service's engine section call alike."""
-        return {
-            "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "enforce_eager": self.enforce_eager,
-            "enable_prefix_caching": self.enable_prefix_caching,
-            "gpu_memory_utilization": self.gpu_memory_utilization,
-            "tensor_parallel_size": self.tensor_parallel_size,
-        }
+        own = {"max_model_len", "kv_cache_bytes", "plugin"}
+        return self.model_dump(include=set(EngineConfig.model_fields) - own) | {"enforce_eager": not self.gpu}
 
     def arguments(self) -> dict[str, Any]:
         """Return vLLM's engine arguments, without the model and what differs between the systems."""
         arguments: dict[str, Any] = {
             "dtype": "float16",
-            "load_format": "dummy" if self.dummy else "auto",
+            "load_format": "dummy" if self.gpu else "auto",
             "max_model_len": self.max_model_len,
             **self.limits(),
             **self.extra,
@@ -90,7 +102,6 @@ class EngineArguments:
 class RunningSystem:
     """A running system."""
 
-    name: str
     url: str
     model_id: str
     pid: int  # root of its processes
@@ -100,7 +111,7 @@ class RunningSystem:
 def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, Any]:
     """Return the service's configuration for an engine; its keys are those of ``deploy.config``."""
     extra = dict(engine.extra)
-    if engine.dummy:
+    if engine.gpu:
         extra.setdefault("worker_cls", NESTED_WORKER)
     if engine.step_ms is not None:
         extra["worker_cls"] = "benchmarks.timed.timed_worker.TimedNestedFPWorker"
@@ -120,7 +131,7 @@ def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, A
         "model": {
             "id": engine.model_id,
             "path": str(engine.model_dir),
-            "load_format": "dummy" if engine.dummy else "auto",
+            "load_format": "dummy" if engine.gpu else "auto",
             "max_model_len": engine.max_model_len,
         },
         "engine": section,
@@ -141,7 +152,7 @@ def vllm_command(engine: EngineArguments, port: int, replicas: int = 1) -> list[
     }
     if replicas > 1:
         arguments["data_parallel_size"] = replicas
-    if engine.dummy:
+    if engine.gpu:
         arguments.setdefault("worker_cls", PLAIN_WORKER)
     if engine.step_ms is not None:
         arguments["worker_cls"] = "benchmarks.timed.timed_worker.TimedCPUWorker"
@@ -180,7 +191,7 @@ def start(
         command, silent_url = vllm_command(engine, port, replicas), url
     log = folder / f"{name}.log"
     with started_service(command, log, limit_s, lambda _: None, engine.environment(), silent_url) as started:
-        yield RunningSystem(name, started.url, engine.model_id, started.process.pid, started.key)
+        yield RunningSystem(started.url, engine.model_id, started.process.pid, started.key)
 
 
 def wait_for_memory(limit_s: float = 60.0) -> None:
@@ -189,11 +200,8 @@ def wait_for_memory(limit_s: float = 60.0) -> None:
     Raises:
         RuntimeError: when something still holds it.
     """
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        query.append(f"--id={visible}")
     deadline_s = time.monotonic() + limit_s
-    while (used_mib := max(map(int, subprocess.check_output(query, text=True).split()))) > 2048:
+    while (used_mib := max(int(each.split()[0]) for each in nvidia_smi("memory.used"))) > 2048:
         if time.monotonic() > deadline_s:
             raise RuntimeError(f"{used_mib} MiB of GPU memory are still in use {limit_s:.0f} s after the service ended")
         time.sleep(1)

@@ -19,7 +19,7 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
 from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
 
-from benchmarks.kernels.gpu_timing import capture, interleaved_us
+from benchmarks.kernels.gpu_timing import window_us
 from benchmarks.results_csv import heading, merge
 from nestedfp.format import UPPER_SCALE, split
 from nestedfp.vllm_plugin.weights.experts import experts_gpu
@@ -30,7 +30,7 @@ MODELS = {
     "mixtral-8x7b": (8, 4096, 14336, 2),
 }  # experts, hidden, intermediate, chosen
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
-REPLAYS = 15
+WINDOW_US = 20_000.0
 
 
 def random_stack(experts: int, n: int, k: int) -> tuple[torch.Tensor, Stack]:
@@ -74,7 +74,7 @@ def measured(runs: dict[str, Callable[[], torch.Tensor]]) -> dict[str, float]:
     for name, run in runs.items():
         try:
             found[name] = run()  # compiles
-            (times_us[name],) = interleaved_us([capture(lambda _, run=run: run(), 1)], [1], REPLAYS)
+            times_us[name] = window_us(lambda _, run=run: run(), 1, WINDOW_US)
         except Exception as error:  # as Triton, CUDA and vLLM say it
             print(f"{name}: no kernel that runs here, left out: {type(error).__name__}: {str(error)[:300]}", flush=True)
     if {"fp16", "exact"} <= found.keys():

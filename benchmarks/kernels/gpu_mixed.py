@@ -3,9 +3,9 @@
 python -m benchmarks.kernels.gpu_mixed
 
 Systems, all of the operator that reads a carrier: fused (the mixed GEMM), two (the FP16 GEMM of the exact rows, then the FP8 GEMM
-of the fast ones), all_fp16, all_fp8. A time is of the linear layers of the whole model: three layers with weights of their own,
-replayed as CUDA graphs, one system after the other, times the model's layers over three. The config of the mixed GEMM is the
-fastest of those tried on each shape before.
+of the fast ones), all_fp16, all_fp8. A time is of the linear layers of the whole model: three layers with weights of their own in
+turn, times the model's layers, one system after the other. The config of the mixed GEMM is the fastest of those tried on each
+shape before.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
-from benchmarks.kernels.gpu_timing import capture, interleaved_us
+from benchmarks.kernels.gpu_timing import window_us
 from benchmarks.results_csv import heading, write
 from nestedfp.kernels import cuda_ops, ops
 from nestedfp.kernels.tuning import mixed_tuning
@@ -28,6 +28,7 @@ MODELS = {  # layers, and (N, K) of the linears of one
 }
 ROWS = ((50, 600), (50, 300), (25, 25), (32, 512), (64, 1024), (20, 400), (8, 64), (64, 256))  # exact, fast
 WEIGHTS = 3  # of each layer, in turn: more than L2 holds
+WINDOW_US = 50_000.0
 SYSTEMS = ("fused", "two", "all_fp16", "all_fp8")
 
 
@@ -56,9 +57,11 @@ class MixedShape:
 
 def model_ms(layers: int, shapes: list[MixedShape]) -> dict[str, float]:
     """Milliseconds of a model's linear layers by system."""
-    graphs = [capture(lambda i, s=system: [shape.launch(s, i) for shape in shapes], WEIGHTS) for system in SYSTEMS]
-    us = interleaved_us(graphs, [WEIGHTS] * len(graphs), 15)
-    return {system: time_us * layers / 1e3 for system, time_us in zip(SYSTEMS, us, strict=True)}
+
+    def launch(system: str) -> Callable[[int], object]:
+        return lambda i: [shape.launch(system, i) for shape in shapes]
+
+    return {system: window_us(launch(system), WEIGHTS, WINDOW_US) * layers / 1e3 for system in SYSTEMS}
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""Timing on a GPU: CUDA graphs of many launches, interleaved replays, medians."""
+"""Timing on a GPU: CUDA graphs of many launches, one system after the other, medians."""
 
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 
@@ -28,21 +30,23 @@ def capture(launch: Callable[[int], object], count: int) -> torch.cuda.CUDAGraph
     return graph
 
 
-def interleaved_us(graphs: Sequence[torch.cuda.CUDAGraph], launches: Sequence[int], rounds: int) -> list[float]:
-    """Microseconds per launch of each graph: the median over ``rounds``, each of which replays every graph once."""
-    for graph in graphs:
+def window_us(launch: Callable[[int], object], rotation: int, length_us: float) -> float:
+    """Return the median microseconds of a launch in a window of about ``length_us``, whose first third is a warm-up.
+
+    Args:
+        launch: is given the number of the launch, and the same operands every ``rotation`` launches.
+    """
+    expected_us = _replays_us(capture(launch, rotation), 2)[-1] / rotation
+    count = max(1, math.ceil(500 / expected_us / rotation)) * rotation
+    times_us = _replays_us(capture(launch, count), max(6, math.ceil(length_us / (count * expected_us))))
+    return statistics.median(times_us[len(times_us) // 3 :]) / count
+
+
+def _replays_us(graph: torch.cuda.CUDAGraph, replays: int) -> list[float]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+    events[0].record()
+    for event in events[1:]:
         graph.replay()
+        event.record()
     torch.cuda.synchronize()
-    samples: list[list[float]] = [[] for _ in graphs]
-    for _ in range(rounds):
-        events = []
-        for graph in graphs:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            events.append((begin, end))
-        torch.cuda.synchronize()
-        for times, (begin, end), count in zip(samples, events, launches, strict=True):
-            times.append(begin.elapsed_time(end) * 1e3 / count)
-    return [sorted(times)[len(times) // 2] for times in samples]
+    return [begin.elapsed_time(end) * 1e3 for begin, end in pairwise(events)]

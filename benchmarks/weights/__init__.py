@@ -1,1 +1,1 @@
-"""Linear layers on a CPU, and random weights for engines."""
+"""Random weights for engines."""

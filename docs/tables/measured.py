@@ -1,7 +1,7 @@
 """Kernels, engines and the HTTP path, from benchmarks/results/*.csv."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,63 +37,60 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 
-def _geometric(values: Sequence[float]) -> str:
-    logs = np.log(values)
-    return f"{np.exp(logs.mean()):.2f} ({np.percentile(values, 95):.2f}, {max(values):.2f})"
-
-
-def _by_problem(name: str) -> dict[tuple[str, str, int], dict[str, float]]:
-    """Return microseconds by N, K and M, and by system."""
-    times: dict[tuple[str, str, int], dict[str, float]] = {}
+def _by_system(name: str, keys: Sequence[str], value: str) -> dict[tuple[str, ...], dict[str, float]]:
+    """Return a column's numbers by the fields of other columns, and then by system."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
     for row in _rows(name):
-        times.setdefault((row["N"], row["K"], int(row["M"])), {})[row["system"]] = float(row["us"])
-    return times
+        found.setdefault(tuple(row[key] for key in keys), {})[row["system"]] = float(row[value])
+    return found
+
+
+def _ratios(
+    times: dict[tuple[str, ...], dict[str, float]], low: int, high: int, system: str, *over: str
+) -> list[float]:
+    """Return a system's times over the shortest of others, of the problems with so many tokens where it ran."""
+    return [
+        us[system] / min(us[other] for other in over)
+        for (*_, tokens), us in times.items()
+        if low <= int(tokens) <= high and system in us
+    ]
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    return f"{np.exp(np.log(ratios).mean()):.2f}"
 
 
 def gemm(name: str) -> str:
     """Return times of the GEMM over a library's, by range of token counts."""
-    times = _by_problem(name)
+    times = _by_system(name, ("N", "K", "M"), "us")
     ranges = {"all": (1, 8192), "1 to 128": (1, 128), "129 to 768": (129, 768), "769 to 8,192": (769, 8192)}
-    compared: dict[str, tuple[str, Callable[[dict[str, float]], float]]] = {
-        "FP16 mode / cuBLAS FP16": ("nestedfp_fp16", lambda found: found["cublas_fp16"]),
-        "FP8 mode / the better `torch._scaled_mm`": (
-            "nestedfp_fp8",
-            lambda found: min(found["scaled_mm_fp8_row"], found["scaled_mm_fp8_tensor"]),
-        ),
-        "FP8 mode / vLLM's CUTLASS FP8": ("nestedfp_fp8", lambda found: found["vllm_fp8"]),
-        "FP8 mode / cuBLAS FP16": ("nestedfp_fp8", lambda found: found["cublas_fp16"]),
+    compared = {
+        "FP16 mode / cuBLAS FP16": ("nestedfp_fp16", "cublas_fp16"),
+        "FP8 mode / the better `torch._scaled_mm`": ("nestedfp_fp8", "scaled_mm_fp8_row", "scaled_mm_fp8_tensor"),
+        "FP8 mode / vLLM's CUTLASS FP8": ("nestedfp_fp8", "vllm_fp8"),
+        "FP8 mode / cuBLAS FP16": ("nestedfp_fp8", "cublas_fp16"),
     }
     rows = []
-    for what, (system, library) in compared.items():
-        ratios = {
-            tokens: [found[system] / library(found) for (_, _, m), found in times.items() if low <= m <= high]
-            for tokens, (low, high) in ranges.items()
-        }
-        rows.append([what, *(_geometric(ratios[tokens]) for tokens in ranges)])
+    for what, systems in compared.items():
+        ratios = [_ratios(times, *tokens, *systems) for tokens in ranges.values()]
+        rows.append([what, *(f"{_mean(each)} ({np.percentile(each, 95):.2f}, {max(each):.2f})" for each in ratios)])
     return _with_conditions(name, markdown([f"{len(times)} problems; tokens", *ranges], rows))
 
 
 def mixed_rows(name: str, *shown: str) -> str:
     """Return times of GEMMs whose rows are of both precisions, of the sizes shown, ``EXACT,FAST``."""
-    found: dict[tuple[int, int], dict[tuple[str, str], str]] = {}
-    for row in _rows(name):
-        found.setdefault((int(row["exact_rows"]), int(row["fast_rows"])), {})[row["model"], row["system"]] = row["ms"]
+    ms = _by_system(name, ("model", "exact_rows", "fast_rows"), "ms")
     systems = {"fused": "one launch", "two": "two", "all_fp16": "all FP16", "all_fp8": "all FP8"}
     headings = ["exact, fast rows of 24B", *systems.values()]
-    sizes = [(int(exact), int(fast)) for exact, _, fast in (each.partition(",") for each in shown)]
-    rows = [
-        [f"{exact}, {fast}", *(f"{float(found[exact, fast]['mistral-24b', s]):.1f}" for s in systems)]
-        for exact, fast in sizes
-    ]
+    rows = []
+    for exact, fast in (each.split(",") for each in shown):
+        rows.append([f"{exact}, {fast}", *(f"{ms['mistral-24b', exact, fast][system]:.1f}" for system in systems)])
     return _with_conditions(name, markdown(headings, rows))
 
 
 def engine(name: str, *shown: str) -> str:
     """Return tokens per second of each line, ``MODEL INPUT OUTPUT OPTION: BATCH BATCH``, and the ratio to vLLM where it ran."""
-    found: dict[tuple[str, ...], dict[str, float]] = {}
-    for row in _rows(name):
-        key = (row["model"], row["input_tokens"], row["output_tokens"], row["option"], row["batch"])
-        found.setdefault(key, {})[row["system"]] = float(row["tokens_per_s"])
+    found = _by_system(name, ("model", "input_tokens", "output_tokens", "option", "batch"), "tokens_per_s")
     wanted = []
     for line in shown:
         what, _, batches = line.rpartition(":")
@@ -142,9 +139,8 @@ def _http_latency(row: Row | None) -> str:
 
 def portable(name: str) -> str:
     """Return times over cuBLAS in FP16, geometric means by range of token counts."""
-    times = _by_problem(name)
-    bounds = (1, 17, 33, 65, 129, 257, 1025, 8193)
-    ranges = [(low, high - 1) for low, high in pairwise(bounds)]
+    times = _by_system(name, ("N", "K", "M"), "us")
+    ranges = [(low, high - 1) for low, high in pairwise((1, 17, 33, 65, 129, 257, 1025, 8193))]
     systems = {
         "portable_fp16": "FP16 mode, portable",
         "library_fp16": "FP16 mode, weights joined for cuBLAS",
@@ -154,46 +150,29 @@ def portable(name: str) -> str:
         "hopper_fp16": "the Hopper kernels, FP16 mode",
         "hopper_fp8": "the Hopper kernels, FP8 mode",
     }
-    rows = []
-    for system, label in systems.items():
-        ratios = [
-            [
-                found[system] / found["cublas_fp16"]
-                for (_, _, m), found in times.items()
-                if low <= m <= high and system in found
-            ]
-            for low, high in ranges
-        ]
-        if all(ratios):
-            rows.append([label, *(f"{np.exp(np.mean(np.log(each))):.2f}" for each in ratios)])
+    ratios = {
+        label: [_ratios(times, *tokens, system, "cublas_fp16") for tokens in ranges]
+        for system, label in systems.items()
+    }
+    rows = [[label, *map(_mean, each)] for label, each in ratios.items() if all(each)]  # a card has not all of them
     return _with_conditions(name, markdown(["tokens", *(f"{low:,} to {high:,}" for low, high in ranges)], rows))
 
 
 def experts(name: str) -> str:
     """Return times of a layer of experts, microseconds."""
-    found: dict[tuple[str, int], dict[str, float]] = {}
-    for row in _rows(name):
-        found.setdefault((row["model"], int(row["tokens"])), {})[row["system"]] = float(row["us"])
     rows = [
         [
             model,
-            str(tokens),
+            tokens,
             f"{us['fp16']:.0f}",
             f"{us['exact']:.0f} ({us['fp16'] / us['exact']:.2f})",
             f"{us['fp8']:.0f}",
             f"{us['fast']:.0f} ({us['fp8'] / us['fast']:.2f})",
         ]
-        for (model, tokens), us in found.items()
+        for (model, tokens), us in _by_system(name, ("model", "tokens"), "us").items()
     ]
     headings = ["us a layer", "tokens", "vLLM FP16", "FP16 mode", "vLLM FP8", "FP8 mode"]
     return _with_conditions(name, markdown(headings, rows))
-
-
-def directives(name: str) -> str:
-    """Return how long a directive takes until the last replica has acknowledged it."""
-    rows = _rows(name)
-    told = [f"{each:.1f}" for each in np.percentile([float(row["last_ack_ms"]) for row in rows], (50, 90, 99))]
-    return markdown(["", "replicas", "p50, ms", "p90", "p99"], [[f"`{name}.csv`", rows[0]["replicas"], *told]])
 
 
 TABLES = {
@@ -203,5 +182,4 @@ TABLES = {
     "http": http,
     "portable": portable,
     "experts": experts,
-    "directives": directives,
 }

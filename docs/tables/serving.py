@@ -38,8 +38,8 @@ SHAPES = {
     "qwen3-30b-a3b": "Qwen3 30B-A3B",
 }
 OTHER_CARD = "-h200"  # results of another card, by the same configuration; what follows tells machines apart
-HEADINGS = ("load", "system", "in the SLO, %", "exact answers, %", "FP16 tokens, %")
 Groups = dict[tuple[float, str], list[Any]]  # load tests by rate and run
+Columns = dict[str, Callable[[Sequence[Any]], str]]  # by heading, of the load tests of a row
 
 
 def _experiment(name: str) -> Experiment:
@@ -100,34 +100,22 @@ def services(*lines: str, brief: bool = False) -> str:
     def groups_of(name: str) -> Groups:
         return _groups(measured.setdefault(name, _measured(name)).runs)
 
-    rows, chosen = [], []
-    for label, cells in _chosen(lines, groups_of):
-        shares = [cell.slo_attainment for cell in cells]
-        low, high = min(shares), max(shares)
-        if len(cells) == 1:  # the bootstrap's interval
-            low, high = cells[0].slo_attainment_low, cells[0].slo_attainment_high
-        kept = _percent(mean(shares))
-        kept += f" ({_percent(low)}-{_percent(high)})" if low < high and not brief else ""
-        fp16_tokens = [] if brief else [_mean_of(cell.fp16_token_share for cell in cells)]
-        rows.append([*label, kept, _exact(cells), *fp16_tokens, *_latency(cells)])
-        chosen.append(cells)
-    headings = [*HEADINGS[: 4 if brief else 5], "TTFT p50/p90, ms", "TPOT p50/p90, ms"]
-    failed = [sum(sum(cell.errors.values()) for cell in cells) for cells in chosen]
-    worst = [
-        [cell.slo_attainment_worst_10s for cell in cells if cell.slo_attainment_worst_10s is not None]
-        for cells in chosen
-    ]
-    if any(failed):
-        headings, rows = [*headings, "failed"], [[*row, str(count)] for row, count in zip(rows, failed, strict=True)]
-    if all(worst) and not brief:
-        headings = [*headings, "in the SLO in the worst 10 s, %"]
-        rows = [[*row, _percent(min(each))] for row, each in zip(rows, worst, strict=True)]
-    cached = [mean(cell.cached_prompt_share or 0.0 for cell in cells) for cells in chosen]
-    if any(cached):
-        headings = [*headings, "cached prompt tokens, %"]
-        rows = [[*row, _percent(share)] for row, share in zip(rows, cached, strict=True)]
+    chosen = [*_chosen(lines, groups_of)]
+    columns: Columns = {"in the SLO, %": partial(_kept, brief=brief), "exact answers, %": _exact}
+    if not brief:
+        columns["FP16 tokens, %"] = lambda cells: _mean_of(cell.fp16_token_share for cell in cells)
+    columns["TTFT p50/p90, ms"] = lambda cells: _latency(cells, "ttft_ms", 0, "p50", "p90")
+    columns["TPOT p50/p90, ms"] = lambda cells: _latency(cells, "tpot_ms", 1, "p50", "p90")
+    if any(_failed(cells) for _, cells in chosen):
+        columns["failed"] = lambda cells: str(_failed(cells))
+    if all(_worst(cells) for _, cells in chosen) and not brief:
+        columns["in the SLO in the worst 10 s, %"] = lambda cells: _percent(min(_worst(cells)))
+    if any(cell.cached_prompt_share for _, cells in chosen for cell in cells):
+        columns["cached prompt tokens, %"] = lambda cells: _percent(
+            mean(cell.cached_prompt_share or 0 for cell in cells)
+        )
     facts = {name: [_cards(found.machine), *_load_facts(name, found.runs)] for name, found in measured.items()}
-    return under(_conditions("run", facts), markdown(headings, rows))
+    return under(_conditions("run", facts), _rows(chosen, columns))
 
 
 def predicted(*lines: str) -> str:
@@ -137,22 +125,24 @@ def predicted(*lines: str) -> str:
     def groups_of(name: str) -> Groups:
         return _groups(simulated.setdefault(name, _predicted(name)).runs)
 
-    rows = [
-        [
-            *label,
-            _percent(mean(each.slo_attainment for each in group)),
-            _mean_of(each.exact_answer_share for each in group),
-            _mean_of(each.fp16_token_share for each in group),
-            f"{mean(each.ttft_ms.p90 for each in group):.0f}",
-            f"{mean(each.tpot_ms.p90 for each in group):.1f}",
-        ]
-        for label, group in _chosen(lines, groups_of)
-    ]
+    columns: Columns = {
+        "in the SLO, %": lambda group: _mean_of(each.slo_attainment for each in group),
+        "exact answers, %": lambda group: _mean_of(each.exact_answer_share for each in group),
+        "FP16 tokens, %": lambda group: _mean_of(each.fp16_token_share for each in group),
+        "TTFT p90, ms": lambda group: _latency(group, "ttft_ms", 0, "p90"),
+        "TPOT p90, ms": lambda group: _latency(group, "tpot_ms", 1, "p90"),
+    }
+    table = _rows([*_chosen(lines, groups_of)], columns)
     facts = {
         name: [f"`{found.table}`, {found.front_ms:g} ms beside the engine", *_load_facts(name, found.runs)]
         for name, found in simulated.items()
     }
-    return under(_conditions("predict", facts), markdown([*HEADINGS, "TTFT p90, ms", "TPOT p90, ms"], rows))
+    return under(_conditions("predict", facts), table)
+
+
+def _rows(chosen: Sequence[tuple[list[str], list[Any]]], columns: Columns) -> str:
+    rows = [[*label, *(text(cells) for text in columns.values())] for label, cells in chosen]
+    return markdown(["load", "system", *columns], rows)
 
 
 def _load_facts(name: str, runs: Sequence[Cell | Prediction]) -> list[str]:
@@ -203,15 +193,28 @@ def _mean_of(shares: Iterable[float | None]) -> str:
     return _percent(mean(known)) if known else ""
 
 
-def _latency(cells: Sequence[Cell]) -> list[str]:
-    return [
-        "/".join(f"{mean(getattr(cell.ttft_ms, p) for cell in cells):.0f}" for p in ("p50", "p90")),
-        "/".join(f"{mean(getattr(cell.tpot_ms, p) for cell in cells):.1f}" for p in ("p50", "p90")),
-    ]
+def _latency(cells: Sequence[Any], latency: str, digits: int, *percentiles: str) -> str:
+    return "/".join(f"{mean(getattr(getattr(cell, latency), p) for cell in cells):.{digits}f}" for p in percentiles)
+
+
+def _kept(cells: Sequence[Cell], brief: bool) -> str:
+    shares = [cell.slo_attainment for cell in cells]
+    low, high = min(shares), max(shares)
+    if len(cells) == 1:  # the bootstrap's interval
+        low, high = cells[0].slo_attainment_low, cells[0].slo_attainment_high
+    return _percent(mean(shares)) + (f" ({_percent(low)}-{_percent(high)})" if low < high and not brief else "")
 
 
 def _exact(cells: Sequence[Cell]) -> str:
     return _mean_of(KNOWN_EXACT.get(cell.system, cell.exact_answer_share) for cell in cells)
+
+
+def _failed(cells: Sequence[Cell]) -> int:
+    return sum(sum(cell.errors.values()) for cell in cells)
+
+
+def _worst(cells: Sequence[Cell]) -> list[float]:
+    return [cell.slo_attainment_worst_10s for cell in cells if cell.slo_attainment_worst_10s is not None]
 
 
 def accuracy(*lines: str) -> str:

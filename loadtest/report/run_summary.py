@@ -8,6 +8,8 @@ window, which is the same for every policy.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from loadtest.report.error_kinds import error_kinds, most_frequent
 from nestedfp.answers import Answer
 from workload.frozen import FrozenModel
@@ -16,6 +18,7 @@ from workload.records import Policy, RequestRecord, ServiceReplica, TimelineSamp
 from workload.slo import Slo
 
 LATE_MS = 50.0  # lateness from which the client disturbs what it measures
+DRAWS = 1000  # of the interval of a share
 LATE_SHARE = 0.01  # of the requests; with more of them late the run says nothing about the service
 
 
@@ -27,6 +30,9 @@ class LoadFigures(FrozenModel):
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     slo_attainment: float
+    slo_attainment_low: float  # 95 % interval: what as many requests drawn anew from these would keep
+    slo_attainment_high: float
+    slo_attainment_worst_10s: float | None = None  # of ten seconds from the start on, with ten requests or more
     goodput_rps: float
     output_tokens_per_s: float  # over the arrival window and the drain
     exact_answer_share: float | None = None  # of the answers that told their class
@@ -144,8 +150,9 @@ def summarise(
 ) -> RunSummary:
     """The numbers of one run. ``samples`` must begin before the first request and end after the last."""
     assert records, "a run has at least one planned request"
-    good = sum(meets_ttft(record, slo) and meets_tpot(record, slo) for record in records)
-    count = len(records)
+    kept = np.array([meets_ttft(record, slo) and meets_tpot(record, slo) for record in records])
+    good, count = int(kept.sum()), len(records)
+    low, high = np.percentile(np.random.default_rng(0).binomial(count, good / count, DRAWS) / count, (2.5, 97.5))
     ends_s = [record.intended_s + record.latency_ms / 1e3 for record in records if record.latency_ms is not None]
     drained_s = max([duration_s, *ends_s])
     told = [sample.status for sample in samples]
@@ -167,6 +174,9 @@ def summarise(
             "itl_ms": percentiles(after - before for r in records for before, after in pairwise(r.chunk_ms)),
             "dispatch_lag_ms": percentiles(r.dispatch_lag_ms for r in records if r.dispatch_lag_ms is not None),
             "slo_attainment": good / count,
+            "slo_attainment_low": low,
+            "slo_attainment_high": high,
+            "slo_attainment_worst_10s": _worst(records, kept),
             "goodput_rps": good / duration_s,
             "output_tokens_per_s": sum(record.output_tokens for record in records) / drained_s,
             "exact_answer_share": exact_answer_share(records),
@@ -185,6 +195,13 @@ def summarise(
             "path_saturated_share": sum(status.path_saturated for status in told) / len(told) if told else None,
         }
     )
+
+
+def _worst(records: Sequence[RequestRecord], kept: np.ndarray) -> float | None:
+    """Return the least share within the SLO of the arrivals of ten seconds, counted from the start."""
+    windows = np.array([int(record.intended_s // 10) for record in records])
+    shares = [kept[windows == window].mean() for window in set(windows) if (windows == window).sum() >= 10]
+    return min(map(float, shares), default=None)
 
 
 def _invalid(late: int, kinds: Mapping[str, int], count: int) -> str | None:

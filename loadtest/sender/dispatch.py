@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from loadtest import REPO_ROOT
-from loadtest.errors import DispatchError
+from loadtest.errors import LoadtestError
 from loadtest.sender.plan import Event, SendPlan
 from workload.records import RequestRecord, read_requests
 
@@ -58,7 +58,7 @@ def run_plan(plan: SendPlan, tick: Tick, key: str | None = None) -> tuple[Reques
                 process.kill()
                 watchdog.cancel()
         if not finished:
-            raise DispatchError(_why(log_path, f"the sender ended early (exit status {process.returncode})"))
+            raise LoadtestError(_why(log_path, f"the sender ended early (exit status {process.returncode})"))
     finally:
         plan_path.unlink()
     if not log_path.read_text(encoding="utf-8").strip():

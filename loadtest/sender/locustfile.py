@@ -43,7 +43,7 @@ class Sender:
         self.ended = Event()  # of the closed loop: no more requests begin
         self.sent = 0
         self.errors = 0
-        self._closed_loop = itertools.count()
+        self.closed_loop = itertools.count()  # numbers of its requests; the list starts again when it ends
 
     def now_s(self) -> float:
         """Seconds since the start of the run."""
@@ -56,10 +56,6 @@ class Sender:
             plan.seed, plan.run, index, request.prompt_tokens, request.blocks, request.block_tokens
         )
         return completion_body(plan.model, prompt, request.output_tokens, request.precision)
-
-    def next_closed_index(self) -> int:
-        """The next request of the closed loop; the list starts again when it ends."""
-        return next(self._closed_loop)
 
     def send(self, index: int, intended_s: float, body: bytes) -> bool:
         """Send one request, read its stream and write its record; False when it failed."""
@@ -105,7 +101,6 @@ class Sender:
             "latency_ms": latency_ms,
             "chunk_ms": chunk_ms,
             "precision_tokens": answer.precision_tokens,
-            "model": answer.model,
         }
         self._write(self._base(index, intended_s, sent_s) | measured, error)
         return error is None
@@ -161,7 +156,7 @@ class ProbeUser(User):
         """Send the next request of the list; after a failure pause, so that a service that refuses is not flooded."""
         if self.sender.ended.is_set():
             raise StopUser
-        index = self.sender.next_closed_index()
+        index = next(self.sender.closed_loop)
         body = self.sender.body(index)
         if not self.sender.send(index, self.sender.now_s(), body):
             self.sender.ended.wait(FAILED_PAUSE_S)  # the kill that cut a request has been taken note of, and spent

@@ -24,7 +24,6 @@ class ParsedStream:
     output_tokens: int  # from usage, or the number of chunks when usage is missing
     error: str | None  # None: [DONE] was seen
     precision_tokens: PrecisionTokens | None
-    model: str | None
 
 
 def lines_of(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
@@ -40,7 +39,6 @@ def parse_stream(lines: Iterable[tuple[float, bytes]]) -> ParsedStream:
     """Parse the lines of a stream, which may have been cut anywhere."""
     chunk_times: list[float] = []
     usage: dict[str, Any] = {}
-    model: str | None = None
     error: str | None = UNFINISHED
     for at, line in lines:
         if not line.startswith(b"data:"):  # comments, event names, blank separators
@@ -59,12 +57,11 @@ def parse_stream(lines: Iterable[tuple[float, bytes]]) -> ParsedStream:
         if told := event.get("error"):
             error = f"error in the stream: {told.get('message', told) if isinstance(told, dict) else told}"
             break
-        model = event.get("model") or model
         if event.get("choices"):
             chunk_times.append(at)
         if isinstance(event.get("usage"), dict):
             usage = event["usage"]
-    return ParsedStream(tuple(chunk_times), _tokens(usage, chunk_times), error, _precision(usage), model)
+    return ParsedStream(tuple(chunk_times), _tokens(usage, chunk_times), error, _precision(usage))
 
 
 def _tokens(usage: dict[str, Any], chunk_times: list[float]) -> int:

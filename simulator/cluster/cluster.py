@@ -23,6 +23,7 @@ from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
 
+OBSERVE_S = 0.5  # between two looks of an observer
 LONGEST_DRAIN_S = 7 * 86400.0  # a queue that lasts longer is a fault of the simulator
 
 
@@ -47,7 +48,6 @@ class Cluster:
         config: ControllerConfig,
         scenario: Scenario,
         observe: Callable[[float, "Cluster"], Any] | None = None,
-        observe_every_s: float = 0.5,
     ) -> None:
         self._table, self._config, self._scenario = table, config, scenario
         self.loop = ControlLoop(config)
@@ -61,7 +61,7 @@ class Cluster:
         self._present_since_s: dict[Replica, float] = {}
         self._replica_s = 0.0
         self.records: list[DecisionRecord] = []
-        self._observe, self._observe_every_s = observe, observe_every_s
+        self._observe = observe
         self._samples: list[Any] = []
 
     def run(self, requests: Sequence[SimRequest]) -> RunResult:
@@ -164,7 +164,7 @@ class Cluster:
     def _sample(self, now_s: float) -> None:
         assert self._observe is not None, "only planned with an observer"
         self._samples.append(self._observe(now_s, self))
-        self._at(now_s + self._observe_every_s, self._sample)
+        self._at(now_s + OBSERVE_S, self._sample)
 
     # -- replicas that come and go -------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ REWEIGHTINGS = 4
 Solution = npt.NDArray[np.float64]
 
 
-def fit_cost(steps: Sequence[obs.StepTiming]) -> tuple[StepTimeModel, FitError]:
+def fit_cost(steps: Sequence[tuple[int, int, int, float]]) -> tuple[StepTimeModel, FitError]:
     """Fit one precision.
 
     Raises:
@@ -40,9 +40,9 @@ def fit_cost(steps: Sequence[obs.StepTiming]) -> tuple[StepTimeModel, FitError]:
     if not steps:
         raise SimulationError("expected measurements of nestedfp_fp16 and nestedfp_fp8 for the model, found none")
     best: tuple[float, int, Solution, Solution] | None = None
-    seconds = np.array([step.seconds for step in steps])
+    seconds = np.array([took_s for *_, took_s in steps])
     for knee in KNEES_TOKENS:
-        rows = [(1, step.tokens, max(0, step.tokens - knee), step.decodes, step.kv_tokens) for step in steps]
+        rows = [(1, tokens, max(0, tokens - knee), decodes, kv_tokens) for tokens, decodes, kv_tokens, _ in steps]
         sizes = np.array(rows) * UNITS
         scale = seconds
         for _ in range(REWEIGHTINGS):
@@ -87,8 +87,7 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
         max_num_seqs=args.max_num_seqs,
         kv_tokens=args.kv_tokens,
         max_model_tokens=args.max_model_tokens,
-        mixed_steps=not args.cpu,
-        async_scheduling=not args.cpu,
+        mixed_steps=True,
     )
     (fp16, fit_fp16), (fp8, fit_fp8) = (
         fit_cost([step for file in steps for step in obs.step_observations(file, args.model, mode)])
@@ -130,7 +129,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192, metavar="N", help="(%(default)s)")
     parser.add_argument("--max-num-seqs", type=int, default=512, metavar="N", help="(%(default)s)")
     parser.add_argument("--max-model-tokens", type=int, default=16384, metavar="N", help="(%(default)s)")
-    parser.add_argument("--cpu", action="store_true", help="the engine runs on a CPU: vLLM fills no step ahead there")
     parser.add_argument("--out", type=Path, default=TABLE, metavar="JSON", help="(the table that ships)")
     return parser
 

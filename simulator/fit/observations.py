@@ -20,16 +20,6 @@ START_COLUMNS = ("model", "tokens", "fp16_ms", "fp8_ms")
 
 
 @dataclass(frozen=True, slots=True)
-class StepTiming:
-    """One step, and how long it took."""
-
-    tokens: int
-    decodes: int
-    kv_tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Csv:
     """A file of measurements."""
 
@@ -63,15 +53,15 @@ def read_csv(path: Path, columns: tuple[str, ...]) -> Csv:
     return Csv(source, rows)
 
 
-def step_observations(file: Csv, model: str, mode: Mode) -> tuple[StepTiming, ...]:
-    """The single steps of a model in one precision."""
+def step_observations(file: Csv, model: str, mode: Mode) -> list[tuple[int, int, int, float]]:
+    """The single steps of a model in one precision: tokens, decodes, KV entries, seconds."""
     observations = []
     for row in file.rows:
         if (row["model"], row["system"]) != (model, f"nestedfp_{mode}"):
             continue
         prefill, decodes, kv_tokens = (int(_number(file, row, name)) for name in STEP_COLUMNS[2:5])
-        observations.append(StepTiming(prefill + decodes, decodes, kv_tokens, _number(file, row, "step_ms") * 1e-3))
-    return tuple(observations)
+        observations.append((prefill + decodes, decodes, kv_tokens, _number(file, row, "step_ms") * 1e-3))
+    return observations
 
 
 def start_costs(file: Csv, model: str) -> tuple[tuple[int, float, float], ...]:

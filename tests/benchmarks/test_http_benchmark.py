@@ -13,8 +13,7 @@ from processes import ROOT
 
 from benchmarks.engine import engine_shapes
 from benchmarks.http import http_path, http_procs, http_systems
-from benchmarks.http.http_load import HttpLoad
-from benchmarks.http.http_measure import figures
+from benchmarks.http.http_measure import HttpLoad, figures
 from benchmarks.timed.timed_steps import Positions, StepClock
 from loadtest.sender.plan import CUT
 from workload.records import RequestRecord, mean_tpot_ms
@@ -83,9 +82,8 @@ def test_what_the_benchmark_does_not_know_is_refused_in_a_line(wrong, capsys):
 
 
 def engine(**options):
-    return http_systems.EngineArguments(
-        "fairytales-8m", ROOT / "models" / "fairytales-8m", kv_cache_bytes=1 << 28, **options
-    )
+    folder = ROOT / "models" / "fairytales-8m"
+    return http_systems.EngineArguments(model_id=folder.name, model_dir=folder, kv_cache_bytes=1 << 28, **options)
 
 
 def test_the_service_takes_the_configuration_that_the_benchmark_writes(tmp_path):

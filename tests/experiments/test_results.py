@@ -10,7 +10,6 @@ from experiments import __main__ as command
 from experiments import config, results
 from experiments.config import ExperimentError
 from loadtest.report.run_summary import summarise
-from workload.records import write_jsonl
 
 
 def request(index, ttft_ms=100.0, gap_ms=20.0, precision="fp16", error=None):
@@ -25,7 +24,6 @@ def reported(out, run, rate, seed, records):
     """A report as the load test leaves it, from its own functions."""
     folder = out / "runs" / run / f"{rate:g}-{seed}" / "20260101T000000Z"
     folder.mkdir(parents=True)
-    write_jsonl(folder / "requests-adaptive.jsonl", records)
     summary = summarise(records, (), SLO, 10.0).model_dump(mode="json")
     (folder / "summary.json").write_text(json.dumps({"runs": [summary]}))
 
@@ -68,10 +66,8 @@ def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
             late = [request(9, ttft_ms=900.0)] if part.name == "second" else []
             reported(part, "best", 2, seed, [request(0), *late])
         (part / results.MACHINE).write_text(machine)
-    assert command.main(["summary", str(path), "--out", str(parts[1]), "--results", str(kept), "--add"]) == 2
-    assert "No such file" in capsys.readouterr().err  # nothing there to add to
-    for part, more in zip(parts, ([], ["--add"]), strict=True):
-        assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept), *more]) == 0
+    for part in parts:
+        assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept)]) == 0
     folder = next(kept.glob("*"))
     found = results.read(folder)
     assert [(cell.seed, cell.slo_attainment) for cell in found.runs] == [(0, 1.0), (1, 0.5)]
@@ -81,12 +77,19 @@ def test_reports_of_another_machine_are_added_to_a_summary(tmp_path, capsys):
 
     part = parts[1]
     moved = written(tmp_path, load={"start_s": 5, "duration_s": 10, "rates_rps": [2], "seeds": [1]})
-    assert command.main(["summary", str(moved), "--out", str(part), "--results", str(kept), "--add"]) == 2
+    assert command.main(["summary", str(moved), "--out", str(part), "--results", str(kept)]) == 2
     assert "window: the summary there has start_s=0.0" in capsys.readouterr().err
     assert results.read(folder) == found
     (folder / results.KEPT).write_text('{"name": "test"}')
-    assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept), "--add"]) == 2
+    assert command.main(["summary", str(path), "--out", str(part), "--results", str(kept)]) == 2
     assert "of another version" in capsys.readouterr().err
+
+
+def test_a_report_of_another_slo_is_named(tmp_path):
+    reported(tmp_path, "best", 2, 0, [request(0)])
+    experiment = config.load(written(tmp_path, slo={"ttft_ms": 100, "tpot_ms": 33}))
+    with pytest.raises(ExperimentError, match="a report of best has the SLO"):
+        results.collect(experiment, tmp_path)
 
 
 def test_a_report_of_another_version_is_named(tmp_path):

@@ -171,7 +171,7 @@ def simulate(*arguments: object) -> int:
 
 
 KEYS = {
-    *("requests", "wall_s", "slo", "slo_attainment", "ttft_ms", "tpot_ms"),
+    *("requests", "slo", "slo_attainment", "ttft_ms", "tpot_ms"),
     *("fp16_token_share", "exact_answer_share", "switches_per_min", "mean_replicas"),
 }
 
@@ -191,9 +191,8 @@ def test_one_policy_gives_an_object_and_several_a_list(tmp_path: Path, trace: Pa
     assert two[0]["requests"] == two[1]["requests"] == one["requests"]
 
 
-@pytest.mark.parametrize("kind", ["poisson", "bursts"])
-def test_generated_loads_need_no_trace(kind: str, tmp_path: Path, table: Path):
-    arguments = ("--generate", kind, "--duration", 40, "--table", table, "--policy", "threshold", "--rate", 5)
+def test_without_a_trace_the_load_is_synthetic(tmp_path: Path, table: Path):
+    arguments = ("--duration", 40, "--table", table, "--policy", "threshold", "--rate", 5)
     assert simulate(*arguments, "--json", tmp_path / "o.json") == 0
     assert json.loads((tmp_path / "o.json").read_text())["rate_rps"] == pytest.approx(5, rel=0.5)
 
@@ -204,7 +203,6 @@ ON_A_TRACE = "--trace {trace} --policy static_fp16"
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "expected one of --trace and --generate"),
         ("--trace {trace}", "expected --policy NAME"),
         ("--trace {trace} --policy best", "--policy: expected one of exact_first"),
         ("--trace missing.csv --policy static_fp16", "missing.csv: cannot read the trace"),
@@ -217,7 +215,7 @@ ON_A_TRACE = "--trace {trace} --policy static_fp16"
         (f"{ON_A_TRACE} --json no/such/folder.json", "--json: expected a file in a folder that exists"),
         (f"{ON_A_TRACE} --json simulator", "--json: expected a file in a folder that exists"),
         (f"{ON_A_TRACE} --rate 1e-9", "less than one request"),
-        ("--generate poisson --policy threshold --start 5", "--start: of the window of a --trace"),
+        ("--policy threshold --start 5", "--start: of the window of a --trace"),
     ],
 )
 def test_wrong_arguments_end_with_one_line_and_status_2(

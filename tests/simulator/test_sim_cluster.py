@@ -41,8 +41,8 @@ def test_the_same_seed_gives_the_same_run():
 
 def test_more_load_is_never_better_and_fp8_carries_more():
     def simulated(policy: str, rate_rps: float) -> SimulationSummary:
-        load = arrivals(None, 0.0, LOAD_S, rate_rps, 1, bursts=True)
-        return simulate(TABLE, load, policy_config(policy), Scenario(replicas=2), lambda: 0.0)[0]
+        load = arrivals(None, 0.0, LOAD_S, rate_rps, 1)
+        return simulate(TABLE, load, policy_config(policy), Scenario(replicas=2))[0]
 
     runs = [simulated("static_fp16", rate_rps) for rate_rps in (10, 24, 40)]
     waits = [summary.ttft_ms.p90 for summary in runs]

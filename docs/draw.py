@@ -1,18 +1,23 @@
-"""One burst as the simulator sees it: load, time to first token and precision, for FP16 alone, FP8 alone and deadlines.
+"""Draws docs/pictures/burst.svg: one burst as the simulator sees it. The diagrams beside it are SVG files as they are.
+
+Load, time to first token and precision, for FP16 alone, FP8 alone and deadlines.
 
 The engine is the shipped table of a 24B model on one H100; arrivals are Poisson, with the lengths of ``workload.synthetic`` times
 0.4, and double for half a minute.
 """
 
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from docs.draw.style import CONTROL, FP8, FP16, NEUTRAL, arrivals, save
 from nestedfp.modes import Mode
 from simulator.bench import make_config, simulate
 from simulator.cluster.cluster import Cluster, RunResult
@@ -21,7 +26,11 @@ from simulator.engine.cost_table import TABLE, read_table
 from simulator.simulation_summary import attainment
 from workload.shape import Lengths, fit_lengths
 from workload.slo import Slo
+from workload.synthetic import synthetic_trace
+from workload.traces import Arrival
 
+PICTURE = Path(__file__).parent / "pictures" / "burst.svg"
+FP16, FP8, NEUTRAL, CONTROL = "#0072b2", "#d55e00", "#6e7781", "#009e73"  # distinguishable for the colour-blind
 CALM_RPS, BURST_RPS = 11.2, 22.4  # 0.45 and 0.9 of what full steps serve in FP16
 LENGTHS = Lengths(context_tokens=4096, scale=0.4, max_prompt_tokens=1024)  # as in the measured tables
 BURST_S, END_S = (40.0, 70.0), 110.0
@@ -30,8 +39,8 @@ SLO = Slo(ttft_ms=200.0, tpot_ms=33.3)
 POLICIES = {"static_fp16": ("FP16 alone", FP16), "static_fp8": ("FP8 alone", FP8), "deadlines": ("deadlines", CONTROL)}
 
 
-def draw() -> Path:
-    """Write ``burst.svg``."""
+def draw() -> None:
+    """Write the picture, the same bytes every time."""
     table = read_table(TABLE.with_name("h100-mistral-24b-load.json"))
     load_s, rates_rps = (0.0, *BURST_S, END_S), (CALM_RPS, BURST_RPS, CALM_RPS)
     requests, _ = fit_lengths(arrivals(load_s, rates_rps), LENGTHS)
@@ -39,7 +48,7 @@ def draw() -> Path:
     load, ttft, share = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2, 1))
     for policy, (label, colour) in POLICIES.items():
         config = make_config({"slo": SLO.model_dump()}, policy)
-        _, result = simulate(table, requests, config, Scenario(seed=1), monotonic, observe=_tokens)
+        _, result = simulate(table, requests, config, Scenario(seed=1), observe=_tokens)
         _latency(ttft, result, f"{label}: {100 * attainment(result.requests, SLO):.1f} % within the SLO", colour)
         if policy == "static_fp16":
             _load(load, result)
@@ -50,7 +59,18 @@ def draw() -> Path:
     ttft.set(yscale="log", ylabel="TTFT p90, ms")
     ttft.legend(loc="upper right", fontsize=8)
     share.set(xlabel="seconds", xlim=(0, END_S))
-    return save(figure, "burst")
+    FigureCanvasSVG(figure)
+    with rc_context({"svg.hashsalt": "burst"}):
+        figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def arrivals(edges_s: Sequence[float], rates_rps: Sequence[float]) -> list[Arrival]:
+    """Poisson arrivals, of another rate between each two edges."""
+    drawn = []
+    for seed, ((begin_s, end_s), rate_rps) in enumerate(zip(pairwise(edges_s), rates_rps, strict=True)):
+        part = synthetic_trace(seed, end_s - begin_s, rate_rps, bursts=False)
+        drawn += [replace(each, at_s=begin_s + each.at_s) for each in part]
+    return drawn
 
 
 def _tokens(now_s: float, cluster: Cluster) -> tuple[float, int, int]:
@@ -88,3 +108,16 @@ def _precision(axes: Axes, result: RunResult) -> None:
     axes.set(ylabel="tokens", ylim=(0, 1), yticks=(0, 0.5, 1))
     axes.text(1, 0.1, Mode.FP16.upper(), color="white", size=9, weight="bold")
     axes.text((BURST_S[0] + BURST_S[1]) / 2, 0.8, Mode.FP8.upper(), color="white", size=9, weight="bold", ha="center")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Draw it, and say where it is."""
+    argparse.ArgumentParser(
+        prog="python -m docs.draw", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args(words)
+    draw()
+    print(f"drawn: {PICTURE}")
+
+
+if __name__ == "__main__":
+    main()

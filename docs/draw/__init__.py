@@ -1,1 +1,0 @@
-"""Draws the pictures of the documents: ``python -m docs.draw``."""
