@@ -2,9 +2,9 @@
 
     python -m benchmarks.control.directive_fleet --replicas 16
 
-On CPUs, without models: the service's controller, agents, standing calls and lines to the engines, each replica in a process of
-its own. An engine only counts and takes directives, in a thread, as an engine core does. The first replica's queue grows and
-empties, and the policy ``threshold`` has all go to FP8 and back. Writes one line per directive: ``directive,replicas,last_ack_ms``.
+On CPUs, without models: the service's controller and agents, each replica in a process of its own. An engine only counts and
+takes directives. The first replica's queue grows and empties, and the policy ``threshold`` has all go to FP8 and back. Writes one
+line per directive: ``directive,replicas,last_ack_ms``.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import statistics
 import sys
 import tempfile
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from controller.config import ControllerConfig
 from controller.live.actor import ControllerActor
 from controller.messages import EngineStats
 from deploy.agent.agent import ReplicaAgent
-from nestedfp.vllm_plugin.directives.directive_receiver import OPEN, open_line
 
 RESULT = Path(__file__).parents[1] / "results" / "directive-fleet.csv"
 CONFIG = {
@@ -78,15 +76,15 @@ class CountingReplica:
         await self._controller.report.remote(snapshot)
 
     def _call(self, name: str) -> Any:
-        def ask(ack: dict[str, Any] | None, seen: str | None) -> "Future[dict[str, Any] | None]":
-            answer: Future[dict[str, Any] | None] = self._controller.next_directive.remote(name, ack, seen).future()
+        async def ask(ack: dict[str, Any] | None, seen: str | None) -> dict[str, Any] | None:
+            answer: dict[str, Any] | None = await self._controller.next_directive.remote(name, ack, seen)
             return answer
 
         return ask
 
     async def _engine(self, utility: str, *arguments: Any) -> Any:
-        if utility == OPEN:
-            return open_line(self._take, arguments[0])
+        if utility == "nestedfp_set_directive":
+            return self._take(arguments[0])
         mode, tokens = self._directive["mode"], self._waiting_tokens
         told = {"mode": "fp16" if mode == "auto" else mode, "directive": mode, "epoch": self._directive["epoch"]}
         told |= {"waiting": int(tokens > 0), "waiting_tokens": tokens, "running": 1}

@@ -46,8 +46,8 @@ from nestedfp.vllm_plugin.options import rounds_kv
 log = logging.getLogger(__name__)
 
 STEP_SECONDS_TIMEOUT_S = 1.0
-# How long the event loop may keep the interpreter from the thread that waits for directives, which asks for it some six times on a
-# directive's way. Python's own 5 ms would make 30 of them.
+# After which a thread that makes a page or renders a chat hands the interpreter back to the event loop, which has tokens to write;
+# Python's own 5 ms would be a third of a step.
 SWITCH_INTERVAL_S = 0.0005
 
 

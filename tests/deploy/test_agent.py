@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from deploy.agent.agent import ReplicaAgent
 from deploy.front.context import PathMeter
 from deploy.metrics.request_metrics import Answered
 from nestedfp.answers import Answer
-from nestedfp.vllm_plugin.directives.directive_receiver import OPEN, open_line
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 STATS = {
@@ -45,8 +43,8 @@ class Engine:
         self.directives = []
 
     async def __call__(self, utility, *args):
-        if utility == OPEN:
-            return open_line(self.directives.append, args[0])
+        if utility == "nestedfp_set_directive":
+            return self.directives.append(args[0])
         return dict(STATS)
 
 
@@ -62,16 +60,15 @@ class Controller:
         if isinstance(self.directive, Exception):
             raise self.directive
 
-    def call(self, ack, seen):
+    async def call(self, ack, seen):
         """Answer at once what the caller has not seen, and nothing else."""
-        answer = Future()
         if isinstance(self.directive, Exception):
             raise self.directive
         if self.directive is None:
-            answer.set_result(None)
-        elif seen != str(self.directive["epoch"]):
-            answer.set_result({"token": str(self.directive["epoch"]), "directive": self.directive})
-        return answer
+            return None
+        if seen == str(self.directive["epoch"]):
+            await asyncio.Event().wait()
+        return {"token": str(self.directive["epoch"]), "directive": self.directive}
 
 
 def directive(epoch, mode, lease_s=600.0):
@@ -94,8 +91,8 @@ def run(scenario, controller, admission=None, meter=None, engine=None, policy="d
 
 
 async def apply(agent, directive):
-    """As the thread of the standing call does."""
-    return await asyncio.to_thread(agent._enforcement.take, directive)
+    """As the answer to the agent's call."""
+    return await agent._take(directive)
 
 
 async def until(condition, limit_s=60.0):
