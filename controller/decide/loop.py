@@ -16,10 +16,10 @@ from controller.decide.overrides import Override
 from controller.decide.status import status_report
 from controller.fleet.fleet import FORGET_AFTER_S, Fleet
 from controller.fleet.view import Replicas
-from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot
+from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot, Terms
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation
-from controller.protocol import NO_RULE, Content, DirectivePublisher, Terms, lease_expired
+from controller.protocol import NO_RULE, Content, DirectivePublisher, lease_expired
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import exact_steps
 
@@ -183,9 +183,12 @@ class ControlLoop:
         same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
         reason = climbed if climbed is not None and same_modes else plan.decision.reason
         self._put_in_force(now_s, decided, reason, adopting=not stepping)
-        ready = len(serving(views))
-        desired, order = self._ladder.desired_replicas, self._override.reported(now_s)
-        self._publisher.set_terms(replace(self._terms, desired_replicas=desired, replicas=ready, order=order))
+        now = {
+            "desired_replicas": self._ladder.desired_replicas,
+            "replicas": len(serving(views)),
+            "order": self._override.reported(now_s),
+        }
+        self._publisher.set_terms(self._terms.model_copy(update=now), goes_on=self._spec.keeps_own_pace)
         return plan, climbed
 
     def _plan(self, now_s: float, views: Replicas) -> Plan:
@@ -283,5 +286,4 @@ class ControlLoop:
 
 def _terms(config: ControllerConfig) -> Terms:
     mode, rule = config.lapsed
-    goes_on = POLICIES[config.policy.name].keeps_own_pace
-    return Terms(config.lease_s, config.slo, Fallback(mode=mode, rule=rule), goes_on)
+    return Terms(lease_s=config.lease_s, slo=config.slo, fallback=Fallback(mode=mode, rule=rule))
