@@ -126,10 +126,10 @@ def test_a_request_is_counted_once_when_it_leaves_and_its_latency_when_it_ended_
     passage.writing()
     passage.wrote(1)
     passage.finished()
-    passage.ended()
+    passage.meter.left(passage)
     left = meter.arrive(10.0)
     left.outcome = RequestOutcome.LEFT
-    left.ended()
+    left.meter.left(left)
     text = replica_page(requests=meter.requests)
     assert value(text, "nestedfp_requests_total", outcome="ok", **LABELS) == 1
     assert value(text, "nestedfp_requests_total", outcome="left", **LABELS) == 1
