@@ -6,17 +6,17 @@ what the returned ``Effects`` say. All times are seconds of the driver's monoton
 
 from dataclasses import dataclass, replace
 
-from controller.audit import DecisionRecord, Rung, StatusReport
+from controller.audit import DecisionRecord, ReplicaStatus, Rung, StatusReport
 from controller.config import STEP_PERIOD_S, ControllerConfig
 from controller.decide import overload
-from controller.decide.guards import GuardState, Plan, guarded_decide, keep_fp8, serving, switched
+from controller.decide.guards import STALE_AFTER_S, GuardState, Plan, guarded_decide, keep_fp8, serving, switched
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
 from controller.decide.overrides import Override
-from controller.decide.status import status_report
+from controller.fleet import path_limit
 from controller.fleet.fleet import FORGET_AFTER_S, Fleet
-from controller.fleet.view import Replicas
-from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot, Terms
+from controller.fleet.view import Replicas, ReplicaView
+from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot, ReplicaState, Terms
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation
 from controller.protocol import NO_RULE, Content, DirectivePublisher, lease_expired
@@ -153,16 +153,29 @@ class ControlLoop:
     def status(self, now_s: float) -> StatusReport:
         """What is in force, why, and how each replica stands."""
         self._begin(now_s)
-        return status_report(
-            now_s,
-            self._config,
-            self._publisher,
-            self._fleet,
-            self._override,
-            self._journal,
-            self._rung(),
-            self._ladder,
+        config, publisher, journal, ladder = self._config, self._publisher, self._journal, self._ladder
+        content, views = publisher.content, self._fleet.views(now_s)
+        return StatusReport(
+            mode=content.mode,
+            exceptions=dict(content.exceptions),
+            epoch=publisher.epoch,
+            reason=publisher.reason,
+            last_reason=journal.last_reason,
+            wanted=journal.last_wanted,
+            policy=config.policy.name,
+            slo_ttft_ms=config.slo.ttft_ms,
+            slo_tpot_ms=config.slo.tpot_ms,
+            rung=self._rung(),
+            fp8_insufficient=ladder.insufficient,
+            admission_scale=content.admission_scale,
+            desired_replicas=ladder.desired_replicas,
             since_s=0.0 if self._since_s is None else max(0.0, now_s - self._since_s),
+            rule=content.rule,
+            override=self._override.reported(now_s),
+            path_saturated=path_limit.limited_count(views) > 0,
+            replicas=tuple(_replica(view, publisher) for view in views),
+            decisions={outcome: dict(counts) for outcome, counts in journal.counts.items()},
+            config_loads=journal.reload_count,
         )
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -287,3 +300,24 @@ class ControlLoop:
 def _terms(config: ControllerConfig) -> Terms:
     mode, rule = config.lapsed
     return Terms(lease_s=config.lease_s, slo=config.slo, fallback=Fallback(mode=mode, rule=rule))
+
+
+def _replica(view: ReplicaView, publisher: DirectivePublisher) -> ReplicaStatus:
+    snapshot, rates = view.snapshot, view.rates
+    heard = publisher.last_heard(snapshot.replica_id)
+    shared = {name: getattr(snapshot, name) for name in ReplicaState.model_fields}
+    if heard is not None:
+        shared["epoch"], shared["directive"] = heard
+    return ReplicaStatus(
+        **shared,
+        id=snapshot.replica_id,
+        directed=publisher.content.mode_for(snapshot.replica_id),
+        acked=publisher.acked(snapshot.replica_id),
+        stale=view.age_s > STALE_AFTER_S,
+        age_s=view.age_s,
+        path_saturated=path_limit.limits(view),
+        ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,
+        tpot_p90_ms=snapshot.tpot.p90_ms if snapshot.tpot.count else None,
+        arrivals_per_s=None if rates is None else rates.arrivals_per_s,
+        tokens_per_s=None if rates is None else rates.tokens_per_s,
+    )
