@@ -29,9 +29,6 @@ CONFIG = {
         "name": "threshold",
         "leave_after_s": 0,
         "tolerated_share": 0,
-        "dwell_fp16_s": 0,
-        "dwell_fp8_s": 0,
-        "max_switches_per_minute": 10**6,
     },
 }
 FULL_TOKENS = 100_000  # in the queue of the first replica while all are to run FP8

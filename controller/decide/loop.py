@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from controller.audit import DecisionRecord, ReplicaStatus, Rung, StatusReport
 from controller.config import STEP_PERIOD_S, ControllerConfig
 from controller.decide import overload
-from controller.decide.guards import STALE_AFTER_S, GuardState, Plan, guarded_decide, keep_fp8, serving, switched
+from controller.decide.guards import STALE_AFTER_S, Plan, guarded_decide, keep_fp8, serving
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
 from controller.decide.overrides import Override
@@ -42,7 +42,6 @@ class ControlLoop:
         self._config = config
         self._spec = POLICIES[config.policy.name]
         self._policy_state = self._spec.start()
-        self._guard_state = GuardState()
         mode, rule, reason = DirectiveMode.FP16, NO_RULE, "start_in_fp16"
         if not self._spec.adaptive:
             (mode, rule), reason = config.lapsed, config.policy.name
@@ -69,7 +68,6 @@ class ControlLoop:
         new = snapshot.replica_id not in self._fleet
         if not self._fleet.on_snapshot(now_s, snapshot):
             return
-        known_epoch = self._publisher.epoch
         expired = lease_expired(snapshot)
         self._publisher.on_report(now_s, snapshot.replica_id, snapshot.epoch, snapshot.directive, expired=expired)
         if not new:
@@ -77,11 +75,8 @@ class ControlLoop:
         self._override.adopt(now_s, snapshot)  # however late it comes, if nobody has known better
         if now_s - self._began_s <= FORGET_AFTER_S:
             self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
-        if self._adopts_from is not None:
-            if not expired or self._spec.keeps_own_pace:
-                self._adopt(now_s, snapshot, known_epoch)
-            elif not self._adopted:
-                self._adopt_fallback(now_s)
+        if self._adopts_from is not None and (not expired or self._spec.adaptive):
+            self._adopt(now_s, snapshot)
         # Until the next step a controller that has just started would tell it what it starts with itself: admission at its full, no
         # operator's order, a policy's mode without its deadlines.
         self._decide(now_s, self._fleet.views(now_s), stepping=False)
@@ -103,7 +98,7 @@ class ControlLoop:
         return self.step(now_s)
 
     def reload(self, now_s: float, config: ControllerConfig) -> Effects:
-        """Go on under another configuration. What is in force, dwell times and the ladder's rung carry over."""
+        """Go on under another configuration. What is in force and the ladder's rung carry over."""
         if config.policy != self._config.policy:  # a state may be shaped by the parameters it was made under
             self._spec = POLICIES[config.policy.name]
             self._policy_state = self._spec.start()
@@ -201,7 +196,9 @@ class ControlLoop:
             "replicas": len(serving(views)),
             "order": self._override.reported(now_s),
         }
-        self._publisher.set_terms(self._terms.model_copy(update=now), goes_on=self._spec.keeps_own_pace)
+        # Where engines decide, some exact and some fast, they do so without a controller too.
+        goes_on = self._spec.adaptive and decided.mode is DirectiveMode.AUTO
+        self._publisher.set_terms(self._terms.model_copy(update=now), goes_on=goes_on)
         return plan, climbed
 
     def _plan(self, now_s: float, views: Replicas) -> Plan:
@@ -211,11 +208,11 @@ class ControlLoop:
             rule = exact_steps(self._config.slo.tpot_ms) if ordered.mode is DirectiveMode.FP16 else NO_RULE
             return Plan(Decision(ordered.mode, "override", rule))
         spec, config, current = self._spec, self._config, self._decided
-        if spec.keeps_own_pace and self._adopts_from and now_s - self._began_s < self._config.lease_s:
+        if spec.adaptive and self._adopts_from and now_s - self._began_s < self._config.lease_s:
             # Until every replica that lives has said what it does, a policy would decide for those who spoke first.
             return Plan(Decision(current.mode, "held_by_adoption", current.rule, exceptions=current.exceptions))
         observation = Observation(now_s, views, current.mode, config.slo, current.exceptions)
-        plan = guarded_decide(spec, observation, self._policy_state, config.policy, self._guard_state)
+        plan = guarded_decide(spec, observation, self._policy_state, config.policy)
         self._policy_state = plan.policy_state
         if plan.held is not None:
             plan = replace(plan, decision=replace(plan.decision, rule=current.rule))
@@ -241,11 +238,8 @@ class ControlLoop:
         )
         return self._ladder.rung(degraded)
 
-    def _adopt(self, now_s: float, snapshot: ReplicaSnapshot, known_epoch: int) -> None:
-        """Start from what a predecessor left in force: a restarted controller must not end FP8 amid an overload.
-
-        Of replicas that differ the one with the highest epoch knows best; under a policy that keeps its own pace each goes on.
-        """
+    def _adopt(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
+        """Start from what a predecessor left in force on each replica: a restart must not end FP8 amid an overload."""
         if snapshot.epoch == 0:  # a new replica, which nobody has told anything
             return
         assert self._adopts_from is not None, "the caller has looked"
@@ -254,39 +248,23 @@ class ControlLoop:
         if late and (self._adopts_from or not spec.adaptive):
             self._adopts_from = None
             return
-        if spec.adaptive and not spec.keeps_own_pace and snapshot.epoch < (self._adopts_from or known_epoch):
-            return
         if snapshot.rule is not None and snapshot.admission_scale < 1.0:
             self._ladder = overload.shedding(self._ladder, snapshot.admission_scale, now_s, self._config.ladder)
         self._adopts_from = max(self._adopts_from, snapshot.epoch) if spec.adaptive else None
         # A replica in auto that tells no rule does not tell all.
         if not spec.adaptive or (snapshot.directive is DirectiveMode.AUTO and rule == NO_RULE):
             return
-        mode, exceptions = snapshot.directive, {}
-        if spec.keeps_own_pace:
-            # Whom nobody has told anything decides by itself; exact replicas go by the rule too.
-            self._adopted[snapshot.replica_id] = mode
-            mode = DirectiveMode.AUTO
-            exceptions = {name: own for name, own in self._adopted.items() if own is not mode}
-            rule = rule if rule != NO_RULE else self._config.lapsed[1]
-        elif mode is not DirectiveMode.AUTO:
-            rule = NO_RULE
-        content = Content(mode, rule, exceptions, self._ladder.admission_scale)
+        # Whom nobody has told anything decides by itself; exact replicas go by the rule too.
+        self._adopted[snapshot.replica_id] = snapshot.directive
+        exceptions = {name: mode for name, mode in self._adopted.items() if mode is not DirectiveMode.AUTO}
+        rule = rule if rule != NO_RULE else self._config.lapsed[1]
+        content = Content(DirectiveMode.AUTO, rule, exceptions, self._ladder.admission_scale)
         self._put_in_force(now_s, content, "adopted_from_replica", adopting=True)
-
-    def _adopt_fallback(self, now_s: float) -> None:
-        """Leave replicas what they do without a lease, until there is evidence: a restart takes longer than the lease."""
-        if self._spec.adaptive:
-            mode, rule = self._config.lapsed
-            content = replace(self._decided, mode=mode, rule=rule if mode is DirectiveMode.AUTO else NO_RULE)
-            self._put_in_force(now_s, content, "adopted_fallback", adopting=True)
 
     def _put_in_force(self, now_s: float, decided: Content, reason: str, *, adopting: bool = False) -> None:
         """Take a decision over, and publish it."""
         before = self._decided
         if decided != before:
-            if decided.mode is not before.mode:  # another rule of the same mode is no switch
-                self._guard_state = switched(now_s, self._guard_state)
             self._decided = decided
             if not adopting and (decided.mode, decided.exceptions) != (before.mode, before.exceptions):
                 self._adopts_from = None

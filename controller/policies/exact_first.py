@@ -214,4 +214,4 @@ def _decision(
     return Decision(DirectiveMode.AUTO, reason, rule, inputs, exceptions)
 
 
-SPEC = PolicySpec(ExactFirst, decide, State, adaptive=True, keeps_own_pace=True)
+SPEC = PolicySpec(ExactFirst, decide, State, adaptive=True)

@@ -202,13 +202,13 @@ def status_of(config=None):
 
 
 def test_the_families_of_the_controller_follow_from_its_status():
-    status = status_of() | {"mode": "fp8", "epoch": 7, "rung": "shed", "decisions": {"held": {"held_by_dwell": 3}}}
+    status = status_of() | {"mode": "fp8", "epoch": 7, "rung": "shed", "decisions": {"held": {"held_by_quorum": 3}}}
     text = openmetrics.render(controller_families.families(status), {"application": "a"})
     assert value(text, "nestedfp_controller_directive", mode="fp8", application="a") == 1
     assert value(text, "nestedfp_controller_rung", rung="shed", application="a") == 1
     assert value(text, "nestedfp_controller_replicas", state="known", application="a") == 0
     assert value(text, "nestedfp_controller_up", application="a") == 1
-    assert value(text, "nestedfp_decisions_total", outcome="held", reason="held_by_dwell", application="a") == 3
+    assert value(text, "nestedfp_decisions_total", outcome="held", reason="held_by_quorum", application="a") == 3
 
 
 def test_a_silent_controller_is_down_and_nothing_else_is_said_of_it():
