@@ -80,6 +80,13 @@ class EngineStats(FrozenModel):
     kv_cache: Mode = Mode.FP16  # precision of its entries; fp8: no answer is exact
     step_ms_fp16: Milliseconds | None = None  # EWMA of the durations of non-empty steps; None before the first one
     step_ms_fp8: Milliseconds | None = None
+    step_s_fp16: Seconds = 0.0  # total that steps took
+    step_s_fp8: Seconds = 0.0
+    # Draft tokens that steps of a precision verified, and of them accepted.
+    drafted_fp16: Count = 0
+    drafted_fp8: Count = 0
+    accepted_fp16: Count = 0
+    accepted_fp8: Count = 0
     # What steps as long as the objectives allow compute in a second, prompts and answers together; None: not reported.
     exact_tokens_per_s: Annotated[float, Field(ge=0)] | None = None
     fast_tokens_per_s: Annotated[float, Field(ge=0)] | None = None

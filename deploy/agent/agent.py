@@ -16,7 +16,6 @@ from controller.messages import Directive, ReplicaSnapshot
 from controller.protocol import DirectiveFollower
 from deploy.access.admission import Admission
 from deploy.front.context import PathMeter
-from deploy.metrics.replica_page import AgentReading
 from deploy.replica.health_routes import DEAD, EngineHung
 from nestedfp.answers import Answer
 
@@ -50,6 +49,9 @@ class ReplicaAgent:
         meter: of the path that the replica's requests take; None: a replica without one.
         dead: whether the engine has ended. Its process may end while nobody waits for an answer of it.
         give_up: ends every request that is in the engine with an error.
+
+    Attributes:
+        stats: the engine's newest statistics (``nestedfp_stats``); None before its first answer.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class ReplicaAgent:
         self._applied: dict[str, Any] | None = None  # what the engine was told last
         self._meter = meter or PathMeter()
         self._meter.slo = config.slo
-        self._stats: dict[str, Any] | None = None
+        self.stats: dict[str, Any] | None = None
         self._stats_at_s = 0.0
         self._seq = 0
         self._following: asyncio.Task[None] | None = None
@@ -167,25 +169,15 @@ class ReplicaAgent:
 
     # -- what others ask -----------------------------------------------------------------------------------------------
 
-    def view(self) -> AgentReading | None:
-        """What a page of metrics shows of this replica; None before the engine's first answer."""
-        if self._stats is None:
-            return None
-        now_s = time.monotonic()
-        force = self._follower.in_force(now_s)
-        return AgentReading(
-            stats=self._stats,
-            stats_age_s=max(0.0, now_s - self._stats_at_s),
-            directive=force.mode,
-            lease_remaining_s=self._follower.lease_remaining_s(now_s),
-            slo_evaluated=self._meter.slo_evaluated,
-            within_slo=self._meter.within_slo,
-        )
-
     @property
     def directed(self) -> str:
         """The mode in force: fp16, fp8 or auto."""
         return self._follower.in_force(time.monotonic()).mode.value
+
+    @property
+    def lease_remaining_s(self) -> float:
+        """How long the controller's word still holds; 0: the fallback is in force."""
+        return self._follower.lease_remaining_s(time.monotonic())
 
     @property
     def desired_replicas(self) -> int | None:
@@ -203,7 +195,7 @@ class ReplicaAgent:
     @property
     def stalled_s(self) -> float:
         """How long the engine has had work and made no step, by its newest statistics and their age; 0: it has none."""
-        progress_age_s = None if self._stats is None else self._stats.get("progress_age_s")
+        progress_age_s = None if self.stats is None else self.stats.get("progress_age_s")
         return 0.0 if progress_age_s is None else progress_age_s + self.stats_age_s
 
     @property
@@ -254,7 +246,7 @@ class ReplicaAgent:
                         return
                     log.warning("the engine has not answered for %.0f s", time.monotonic() - self._stats_at_s)
                 stats: dict[str, Any] = call.result()
-                self._stats, self._stats_at_s = stats, time.monotonic()
+                self.stats, self._stats_at_s = stats, time.monotonic()
                 self._admission.engine_has(stats["running"], stats["waiting"])
             except Exception as error:
                 if self._dead():
@@ -290,7 +282,7 @@ class ReplicaAgent:
                 self._follow()
                 if (latest := self._follower.latest) is not None and latest.slo is not None:
                     self._meter.slo = latest.slo
-                if self._stats is not None:
+                if self.stats is not None:
                     await self._report_once(began_s)
             except Exception:
                 log.exception("snapshot failed; trying again")
@@ -305,8 +297,8 @@ class ReplicaAgent:
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """Build the replica's snapshot from the newest engine statistics."""
-        assert self._stats is not None, "no snapshot before the engine's first answer"
-        stats = dict(self._stats)
+        assert self.stats is not None, "no snapshot before the engine's first answer"
+        stats = dict(self.stats)
         self._seq += 1
         force = self._follower.in_force(now_s)
         age_s = max(0.0, now_s - self._stats_at_s)

@@ -25,6 +25,14 @@ STATS = {
     "tokens_fp8": 0,
     "step_ms_fp16": None,
     "step_ms_fp8": None,
+    **{
+        "step_s_fp16": 0.5,
+        "step_s_fp8": 0.0,
+        "drafted_fp16": 4,
+        "drafted_fp8": 0,
+        "accepted_fp16": 2,
+        "accepted_fp8": 0,
+    },
     "waiting": 1,
     "waiting_tokens": 5,
     "oldest_wait_s": 0.25,
@@ -132,7 +140,7 @@ def test_an_operators_fp16_outlives_the_lease_until_its_own_time_is_over(agents_
         override = {"mode": "fp16", "remaining_s": 60.0}
         await apply(agent, {**directive(1, "fp16", lease_s=2.0), "order": override})
         agents_clock.now_s += 59.0
-        await until(lambda: agent.view() is not None and agent.view().lease_remaining_s == 0)
+        await until(lambda: agent.stats is not None and agent.lease_remaining_s == 0)
         held = (agent.directed, engine.directives[-1]["mode"])
         agents_clock.now_s += 1.5
         await until(lambda: engine.directives[-1]["mode"] == "auto")
@@ -149,7 +157,7 @@ def test_a_snapshot_carries_queue_and_latencies_and_waiting_grows_with_its_age(a
         passage.submitted()
         for _ in range(3):
             passage.wrote(1)
-        await until(lambda: agent.view() is not None)  # the engine says no more after it
+        await until(lambda: agent.stats is not None)  # the engine says no more after it
         agents_clock.now_s += 1.0
         await until(lambda: controller.snapshots and controller.snapshots[-1]["stats_age_s"] > 0)
 
@@ -282,7 +290,7 @@ def test_what_is_in_an_engine_that_hangs_is_given_up_after_it_takes_no_more_and_
 
     async def scenario(agent, engine):
         await until(lambda: engine.answers == 1)
-        await until(lambda: agent.view() is not None)
+        await until(lambda: agent.stats is not None)
         controller.directive = directive(4, "fp8")  # the engine will not take it
         agents_clock.now_s += 0.2
         assert agent.engine_is_late
@@ -312,7 +320,7 @@ def test_a_pause_of_the_replicas_own_process_costs_no_request(monkeypatch):
     given_up = []
 
     async def scenario(agent, engine):
-        await until(lambda: agent.view() is not None)
+        await until(lambda: agent.stats is not None)
         for _ in range(3):
             time.sleep(0.8)  # nothing in this process runs meanwhile
             assert agent.stats_age_s > 0.3

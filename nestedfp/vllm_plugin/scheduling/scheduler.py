@@ -292,7 +292,6 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     EngineCore.nestedfp_step_costs = lambda core: _with_workers_answers(core).nestedfp_step_costs()
     EngineCore.nestedfp_warmed_up = lambda core: core.scheduler.nestedfp_warmed_up()
     EngineCore.nestedfp_stats = lambda core: core.scheduler.nestedfp_stats()
-    EngineCore.nestedfp_step_seconds = lambda core: core.scheduler.nestedfp_step_seconds()
     EngineCore.nestedfp_layers = lambda core: core.model_executor.collective_rpc("nestedfp_layers")[0]
     EngineCore.nestedfp_self_checks = lambda core: core.model_executor.collective_rpc("nestedfp_self_check")
     vllms_own = copy.copy(vllm_config.scheduler_config)
