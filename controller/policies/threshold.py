@@ -57,7 +57,7 @@ class Threshold(FrozenModel):
     waiting_tokens: Hysteresis | None = Hysteresis(enter=8192, leave=1024)
     ttft_ratio: Hysteresis | None = Hysteresis(enter=0.9, leave=0.45)
     tpot_ratio: Hysteresis | None = Hysteresis(enter=0.9, leave=0.45)
-    leave_after_s: Annotated[float, Field(ge=0)] = 10.0  # Azure's bursts last 20 s at the median, and come again
+    leave_after_s: Annotated[float, Field(ge=0)] = 4.0  # bursts that come again meet FP8 still in force
     tolerated_share: Annotated[float, Field(ge=0, lt=1)] = 0.05  # of the replicas, whose troubles count for nothing
 
     @model_validator(mode="after")

@@ -38,7 +38,7 @@ def test_a_burst_is_met_at_once_held_and_then_left() -> None:
     assert cluster.modes == {FP16}
     cluster.run(0.5, **HOT)
     assert cluster.modes == {FP8}
-    cluster.run(5, **HOT).run(9, tokens_per_s=300)
+    cluster.run(5, **HOT).run(3, tokens_per_s=300)
     assert cluster.modes == {FP8}
     assert cluster.status.last_reason == "calm_too_short"
     cluster.run(2, tokens_per_s=300)

@@ -95,7 +95,7 @@ def test_a_long_engine_queue_moves_it_however_slow_the_path_is() -> None:
 
 def test_slow_steps_move_it_however_slow_the_path_is() -> None:
     cluster = Cluster(make_loop("threshold")).run(3)
-    assert cluster.run(8, tokens_per_s=400, **{**SLOW, "step_ms_fp16": 50.0}).modes == {FP8}  # 20 steps a second
+    assert cluster.run(4, tokens_per_s=400, **{**SLOW, "step_ms_fp16": 50.0}).modes == {FP8}  # 20 steps a second
 
 
 def test_the_windows_that_still_show_the_path_after_it_has_cleared_move_nothing() -> None:
