@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,15 +14,11 @@ from deploy.metrics.bulk import BulkHistogram
 from nestedfp.modes import DirectiveMode
 from nestedfp.vllm_plugin.serving.engine_families import by, engine_families, gauge, states
 
-if TYPE_CHECKING:
-    from deploy.agent.agent import ReplicaAgent
-    from deploy.front.context import PathMeter
-
 # Of everything that is registered in the process: vLLM's families, and what prometheus_client says of the process.
 SHARED_PREFIXES = ("vllm:", "process_", "python_gc_")
 
 
-def agent_families(agent: "ReplicaAgent", meter: "PathMeter") -> Iterator[Metric]:
+def agent_families(agent: Any, meter: Any) -> Iterator[Metric]:
     """Yield what the control plane's end of the replica knows."""
     yield gauge("nestedfp_engine_stats_age_seconds", "Age of the engine's statistics on this page", agent.stats_age_s)
     yield states("nestedfp_directive", "Directive in force on the replica", "mode", list(DirectiveMode), agent.directed)
@@ -62,7 +58,7 @@ class ReplicaMetrics:
 
     Args:
         labels: on every sample: application, replica, model.
-        meter: of the replica's requests.
+        meter: of the replica's requests (``deploy.front.context.PathMeter``).
         admission: the replica's admission control.
         layers: linear layers of the first rank by how they are stored: ``{"nested": 12, "listed": 0, "plain": 1}``; empty:
             a plain engine.
@@ -72,7 +68,7 @@ class ReplicaMetrics:
     def __init__(
         self,
         labels: Mapping[str, str],
-        meter: "PathMeter",
+        meter: Any,
         admission: Admission,
         layers: Mapping[str, int],
         histograms: Iterable[BulkHistogram] = (),
@@ -84,8 +80,8 @@ class ReplicaMetrics:
         self._histograms = list(histograms)
         self._page_s = 0.0
 
-    def text(self, agent: "ReplicaAgent | None", path: PathStats) -> str:
-        """Return the page. ``agent`` is None for a plain engine."""
+    def text(self, agent: Any, path: PathStats) -> str:
+        """Return the page. ``agent`` is the replica's (``deploy.agent.agent.ReplicaAgent``); None: a plain engine."""
         began_s = time.perf_counter()
         for histogram in self._histograms:
             histogram.flush()
