@@ -15,8 +15,9 @@ from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 from workload.slo import Slo
 
-REPORT_PERIOD_S = 0.1  # between a replica's snapshots, each of which is answered by its directive
+REPORT_PERIOD_S = 0.1  # pause between a replica's snapshots
 STEP_PERIOD_S = 0.05  # longest pause between two decisions
+RENEW_S = 0.5  # after which a replica's call is answered though nothing is new
 
 
 class LadderConfig(FrozenModel):
@@ -52,7 +53,7 @@ class ControllerConfig(FrozenModel):
     policy: PolicyConfig = Deadlines()
     ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
     slo: Slo = Slo()
-    lease_s: Annotated[float, Field(ge=1, le=3600)] = 2.0  # the answer to each snapshot renews it
+    lease_s: Annotated[float, Field(ge=2 * RENEW_S, le=3600)] = 2.0  # each answer to a replica's call renews it
     reload_on_change: bool = False  # take the file up again whenever it changes, besides when the operator asks
 
     @property

@@ -173,3 +173,11 @@ class Directive(Terms):
     reason: str
     rule: StepRule = StepRule()
     admission_scale: Fraction = 1.0  # each replica multiplies its admission limit by this
+
+
+class DirectiveAck(FrozenModel):
+    """A replica's answer to a directive: what is in force now, that directive or a newer one."""
+
+    replica_id: str
+    epoch: Count
+    directive: DirectiveMode

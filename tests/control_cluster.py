@@ -29,7 +29,7 @@ class Cluster:
     def __init__(self, loop: ControlLoop, replicas: tuple[str, ...] = ("r0",), now_s: float = 0.0) -> None:
         self.loop = loop
         self.now_s = now_s
-        self.followers = {name: DirectiveFollower(*ControllerConfig().lapsed) for name in replicas}
+        self.followers = {name: DirectiveFollower(name, *ControllerConfig().lapsed) for name in replicas}
         self.silent: set[str] = set()
         self.seq = 0
         self.tokens = dict.fromkeys(Mode, 0)

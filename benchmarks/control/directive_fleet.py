@@ -52,7 +52,7 @@ class CountingReplica:
         self._waiting_tokens = 0
         self._reported: dict[int, float] = {}  # by tokens in the queue: when the first snapshot with them was sent
         config = ControllerConfig.model_validate(CONFIG)
-        self._agent = ReplicaAgent(name, self._engine, self.report, config)
+        self._agent = ReplicaAgent(name, self._engine, self.report, self._call(name), config)
 
     async def start(self) -> None:
         """Start the agent."""
@@ -67,11 +67,17 @@ class CountingReplica:
         """When the engine took this mode and when a snapshot first told of so many tokens; None: not yet."""
         return (self._since_s if self._directive["mode"] == mode else None), self._reported.get(tokens)
 
-    async def report(self, snapshot: dict[str, Any]) -> dict[str, Any]:
-        """Send a snapshot; return the directive."""
+    async def report(self, snapshot: dict[str, Any]) -> None:
+        """Send a snapshot."""
         self._reported.setdefault(snapshot["waiting_tokens"], time.monotonic())
-        directive: dict[str, Any] = await self._controller.report.remote(snapshot)
-        return directive
+        await self._controller.report.remote(snapshot)
+
+    def _call(self, name: str) -> Any:
+        async def ask(ack: dict[str, Any] | None, seen: str | None) -> dict[str, Any] | None:
+            answer: dict[str, Any] | None = await self._controller.next_directive.remote(name, ack, seen)
+            return answer
+
+        return ask
 
     async def _engine(self, utility: str, *arguments: Any) -> Any:
         if utility == "nestedfp_set_directive":

@@ -16,7 +16,7 @@ from controller.decide.overrides import Override
 from controller.fleet import path_limit
 from controller.fleet.fleet import FORGET_AFTER_S, Fleet
 from controller.fleet.view import Replicas, ReplicaView
-from controller.messages import Directive, Fallback, ReplicaSnapshot, ReplicaState, Terms
+from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot, ReplicaState, Terms
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation
 from controller.protocol import NO_RULE, Content, DirectivePublisher, lease_expired
@@ -69,7 +69,7 @@ class ControlLoop:
         if not self._fleet.on_snapshot(now_s, snapshot):
             return
         expired = lease_expired(snapshot)
-        self._publisher.on_report(now_s, snapshot.replica_id, snapshot.epoch, expired=expired)
+        self._publisher.on_report(now_s, snapshot.replica_id, snapshot.epoch, snapshot.directive, expired=expired)
         if not new:
             return
         self._override.adopt(now_s, snapshot)  # however late it comes, if nobody has known better
@@ -80,6 +80,11 @@ class ControlLoop:
         # Until the next step a controller that has just started would tell it what it starts with itself: admission at its full, no
         # operator's order, a policy's mode without its deadlines.
         self._decide(now_s, self._fleet.views(now_s), stepping=False)
+
+    def on_ack(self, now_s: float, ack: DirectiveAck) -> None:
+        """Take a replica's answer to a directive."""
+        self._begin(now_s)
+        self._publisher.on_report(now_s, ack.replica_id, ack.epoch, ack.directive)
 
     def override(self, now_s: float, mode: DirectiveMode, ttl_s: float | None = None) -> Effects:
         """Put the operator's mode in force at once; ``auto`` hands back to the policy.
@@ -277,8 +282,12 @@ def _terms(config: ControllerConfig) -> Terms:
 
 def _replica(view: ReplicaView, publisher: DirectivePublisher) -> ReplicaStatus:
     snapshot, rates = view.snapshot, view.rates
+    heard = publisher.last_heard(snapshot.replica_id)
+    shared = {name: getattr(snapshot, name) for name in ReplicaState.model_fields}
+    if heard is not None:
+        shared["epoch"], shared["directive"] = heard
     return ReplicaStatus(
-        **{name: getattr(snapshot, name) for name in ReplicaState.model_fields},
+        **shared,
         id=snapshot.replica_id,
         directed=publisher.content.mode_for(snapshot.replica_id),
         acked=publisher.acked(snapshot.replica_id),

@@ -1,4 +1,4 @@
-"""The live driver of the control loop: reads the clock, takes snapshots, answers with directives, writes the log.
+"""The live driver of the control loop: reads the clock, takes snapshots, has directives sent, writes the log.
 
 A plain class: whoever deploys it makes it a Ray actor. All methods are coroutines on one event loop, so that nothing here
 needs a lock.
@@ -9,23 +9,22 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from controller.audit import StatusReport
 from controller.config import STEP_PERIOD_S, ControllerConfig, check_deployed, explain
 from controller.decide.loop import ControlLoop, Effects
 from controller.live.config_file import ConfigFile
 from controller.live.decision_log import DecisionLog
-from controller.messages import ReplicaSnapshot
-from controller.sliding_window import SlidingWindow
+from controller.live.delivery import Delivery
+from controller.messages import DirectiveAck, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
 
 log = logging.getLogger(__name__)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
-BROADCASTS_SPAN_S = 3600.0  # whose times the status summarises
-LOOK_EVERY_S = 0.02  # whether all have acknowledged
 OVERRIDE_WAIT_S = 1.0  # how long the answer to an override waits for the replicas' acknowledgements
 SAME_ERROR_EVERY_S = 10.0  # a failing step would otherwise write a traceback for every snapshot
 REST = 9  # times as long as a step computed the loop rests, whatever comes, until STEP_PERIOD_S is over at the latest
@@ -64,8 +63,7 @@ class ControllerActor:
         self._loop = ControlLoop(self._config)
         self._log = DecisionLog(log_path)
         self._said: tuple[str, float] = ("", 0.0)  # the last error of a step, and when
-        self._converged_epoch = 0  # of the newest directive that every replica has acknowledged
-        self._ack_ms = SlidingWindow(BROADCASTS_SPAN_S)
+        self._delivery = Delivery(self._loop)
         self._step_errors = 0
         self._stepper: asyncio.Task[None] | None = None
         self._news = asyncio.Event()  # a snapshot since the last step
@@ -82,27 +80,40 @@ class ControllerActor:
 
     # -- called by replicas and operators ------------------------------------------------------------------------------
 
-    async def report(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
-        """Take a replica's snapshot, which acknowledges what it has in force; answer with its directive and a lease.
+    async def report(self, snapshot: Mapping[str, Any]) -> None:
+        """Take a replica's snapshot.
 
         Raises:
             ValueError: when the snapshot is malformed; nothing changes then.
         """
         self._ensure_stepping()
-        try:
-            taken = ReplicaSnapshot.model_validate(snapshot)
-        except ValidationError as error:
-            raise ValueError(f"malformed snapshot:\n{explain(error)}") from None
-        now_s = time.monotonic()
-        self._loop.on_snapshot(now_s, taken)
+        taken = _parsed(ReplicaSnapshot, "snapshot", snapshot)
+        new = self._loop.directive_for(taken.replica_id) is None
+        self._loop.on_snapshot(time.monotonic(), taken)
+        self._delivery.tell(taken.replica_id if new else None)
         self._news.set()
-        after_s = self._loop.converged_after_s()
-        if after_s is not None and self._converged_epoch != self._loop.epoch:
-            self._converged_epoch = self._loop.epoch
-            self._ack_ms.add(now_s, after_s * 1e3)
-        directive = self._loop.directive_for(taken.replica_id)
-        assert directive is not None, "it has just been heard of"
-        return directive.model_dump(mode="json")
+
+    async def next_directive(
+        self, replica_id: str, ack: Mapping[str, Any] | None = None, seen: str | None = None
+    ) -> dict[str, Any] | None:
+        """Take a replica's acknowledgement, and answer with the next directive, or after ``RENEW_S`` with the same one.
+
+        Args:
+            replica_id: of the caller.
+            ack: its answer to the directive that it was told last.
+            seen: ``token`` of that directive.
+
+        Returns:
+            ``{"token": text, "directive": {...}}``; None: ask again.
+
+        Raises:
+            ValueError: when the acknowledgement is malformed; nothing changes then.
+        """
+        self._ensure_stepping()
+        if ack is not None:
+            self._loop.on_ack(time.monotonic(), _parsed(DirectiveAck, "acknowledgement", ack))
+            self._delivery.tell()
+        return await self._delivery.next(replica_id, seen)
 
     async def set_override(self, mode: str, ttl_s: float | None = None) -> dict[str, Any]:
         """Put ``mode`` (fp16 or fp8) in force at once, for ``ttl_s`` seconds or until ``auto`` hands back.
@@ -116,10 +127,7 @@ class ControllerActor:
         if mode not in set(DirectiveMode):
             raise ValueError(f"expected mode fp16, fp8 or auto (hand back to the policy), got {mode!r}")
         self._carry_out(self._loop.override(time.monotonic(), DirectiveMode(mode), ttl_s))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OVERRIDE_WAIT_S):
-                while self._loop.converged_after_s() is None:
-                    await asyncio.sleep(LOOK_EVERY_S)
+        await self._delivery.acknowledged(OVERRIDE_WAIT_S)
         return await self.status()
 
     async def reload(self) -> dict[str, Any]:
@@ -146,7 +154,7 @@ class ControllerActor:
         self._ensure_stepping()
         report: StatusReport = self._loop.status(time.monotonic())
         extra = {
-            "broadcasts": self._ack_ms.summary(time.monotonic()),
+            **self._delivery.status(),
             "config_error": self._config_error,
             "step_errors": self._step_errors,
         }
@@ -161,6 +169,7 @@ class ControllerActor:
         if self._stepper is not None:
             self._stepper.cancel()
             await asyncio.gather(self._stepper, return_exceptions=True)
+        self._delivery.close()
         self._log.close()
 
     async def _reload_if_changed(self) -> None:
@@ -200,7 +209,9 @@ class ControllerActor:
                     await self._news.wait()
 
     def _carry_out(self, effects: Effects) -> None:
-        """Log, after what waits: a slow disk must not delay the answers to replicas."""
+        """Tell the replicas, and log. Never waits: the loop must not hang on a replica."""
+        self._delivery.tell()
+        # After the replicas have been told: a slow disk must not delay them.
         asyncio.get_running_loop().call_soon(self._write, effects)
 
     def _write(self, effects: Effects) -> None:
@@ -216,3 +227,10 @@ class ControllerActor:
                 record.reason,
             )
             self._log.write(record)
+
+
+def _parsed(model: type[ModelT], what: str, given: Mapping[str, Any]) -> ModelT:
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise ValueError(f"malformed {what}:\n{explain(error)}") from None

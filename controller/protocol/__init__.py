@@ -1,7 +1,8 @@
 """How a directive reaches every replica: both ends of the protocol, without I/O.
 
-A replica sends its snapshot every ``REPORT_PERIOD_S``, and is answered with its directive, which renews the lease. Snapshots bring
-evidence, and what a replica has in force: the one after a directive acknowledges it. An answer that is lost comes with the next.
+A replica waits in a call to the controller. It is answered when the directive is another one than the caller has seen, and after
+``RENEW_S`` to renew the lease; the next call brings the acknowledgement. A call whose answer is lost is made again, and answered
+at once. Snapshots bring evidence, and what a replica has in force.
 
 Everything that affects the protocol's state lives in ``publisher`` and ``follower``. Times are seconds of the owner's own
 monotonic clock; the two ends never compare clocks. ``content`` means what a directive asks
@@ -16,7 +17,7 @@ Publisher (the controller), epoch E:
 | a replica names an epoch > E                 | its epoch + 1, same content                               |
 | one that was not known names E               | E + 1, same content                                       |
 | it names E                                   | it has acknowledged                                       |
-| it names an epoch < E, or has no lease       | it lags                                                   |
+| it names an epoch < E, or has no lease       | it lags: its call is answered                             |
 
 A replica that names an epoch above ours, or ours before we have told it anything, has heard an earlier controller. Neither happens
 twice for the same epoch, so that epochs stay small.

@@ -5,7 +5,7 @@ Times are seconds of the replica's own monotonic clock.
 
 from dataclasses import dataclass
 
-from controller.messages import Directive, StandingOrder
+from controller.messages import Directive, DirectiveAck, StandingOrder
 from controller.protocol.publisher import NO_RULE
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
@@ -27,11 +27,13 @@ class DirectiveFollower:
     """The replica's end. A restarted replica starts at epoch 0 and catches up with its first call.
 
     Args:
+        replica_id: goes into the acknowledgements.
         mode: what is in force without a lease, until a directive brings another one, and without an order of the operator.
         rule: likewise.
     """
 
-    def __init__(self, mode: DirectiveMode, rule: StepRule) -> None:
+    def __init__(self, replica_id: str, mode: DirectiveMode, rule: StepRule) -> None:
+        self._replica_id = replica_id
         self._fallback = mode, rule
         self._held: tuple[Directive, float] | None = None  # the newest directive accepted, and when it came
 
@@ -55,13 +57,14 @@ class DirectiveFollower:
         """How many replicas there are, as far as the controller has told; at least one."""
         return max(1, (self._held[0].replicas or 1) if self._held is not None else 1)
 
-    def on_directive(self, now_s: float, directive: Directive) -> bool:
-        """Take a directive unless it is older than the one in force. Returns whether what is in force changed."""
+    def on_directive(self, now_s: float, directive: Directive) -> tuple[bool, DirectiveAck]:
+        """Take a directive unless it is older than the one in force. Returns whether what is in force changed, and the answer."""
         before = self.in_force(now_s)
         if directive.epoch >= self.epoch:
             self._held = directive, now_s
         after = self.in_force(now_s)
-        return (before.mode, before.rule, before.admission_scale) != (after.mode, after.rule, after.admission_scale)
+        changed = (before.mode, before.rule, before.admission_scale) != (after.mode, after.rule, after.admission_scale)
+        return changed, DirectiveAck(replica_id=self._replica_id, epoch=self.epoch, directive=after.mode)
 
     def in_force(self, now_s: float) -> InForce:
         """What holds now."""

@@ -43,7 +43,7 @@ class DirectivePublisher:
         self.content = Content(mode, rule)
         self.reason = reason
         self.epoch = epoch
-        self._heard: set[str] = set()  # replicas
+        self._heard: dict[str, tuple[int, DirectiveMode]] = {}  # what each replica last named
         self._lagging: set[str] = set()  # of them, those that have not acknowledged the present epoch
         self._set_at_s: float | None = None
         self._last_ack_at_s: float | None = None
@@ -79,11 +79,21 @@ class DirectivePublisher:
         )
         return made
 
-    def on_report(self, now_s: float, replica_id: str, epoch: int, *, expired: bool = False) -> None:
+    def on_report(
+        self,
+        now_s: float,
+        replica_id: str,
+        epoch: int,
+        directive: DirectiveMode,
+        *,
+        expired: bool = False,
+    ) -> None:
         """Learn what a replica has in force; ``expired`` when its lease has run out and it follows its fallback."""
-        new = replica_id not in self._heard
-        self._heard.add(replica_id)
-        if epoch > self.epoch or (new and epoch == self.epoch):
+        known = self._heard.get(replica_id)
+        if known is not None and 0 < epoch < known[0]:
+            return  # overtaken by what it has said since: its epochs grow, and a new engine's begin with 0
+        self._heard[replica_id] = epoch, directive
+        if epoch > self.epoch or (known is None and epoch == self.epoch):
             self._raise_above(now_s, epoch)
         elif epoch < self.epoch or expired:
             self._lagging.add(replica_id)
@@ -94,6 +104,10 @@ class DirectivePublisher:
     def acked(self, replica_id: str) -> bool:
         """Whether the replica has reported the present directive."""
         return replica_id in self._heard and replica_id not in self._lagging
+
+    def last_heard(self, replica_id: str) -> tuple[int, DirectiveMode] | None:
+        """The epoch and mode that the replica last named; newer than its snapshot when a directive came between."""
+        return self._heard.get(replica_id)
 
     def converged_after_s(self) -> float | None:
         """Seconds from the directive to its last acknowledgement; None while one is missing, or without replicas."""
@@ -108,8 +122,9 @@ class DirectivePublisher:
 
     def retain(self, replica_ids: Collection[str]) -> None:
         """Wait for these replicas only: the others are gone, or have sent no snapshot yet."""
-        self._heard &= set(replica_ids)
-        self._lagging &= self._heard
+        for replica_id in self._heard.keys() - set(replica_ids):
+            del self._heard[replica_id]
+            self._lagging.discard(replica_id)
 
     def _raise_above(self, now_s: float, epoch: int) -> None:
         self.epoch = epoch + 1

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from controller.config import REPORT_PERIOD_S, ControllerConfig
+from controller.config import RENEW_S, REPORT_PERIOD_S, ControllerConfig
 from controller.messages import Directive, ReplicaSnapshot
 from controller.protocol import DirectiveFollower
 from deploy.access.admission import Admission
@@ -22,13 +22,18 @@ from nestedfp.answers import Answer
 log = logging.getLogger(__name__)
 
 EngineCall = Callable[..., Awaitable[Any]]  # (utility name, *arguments) -> result
-REPORT_TIMEOUT_S = 1.0  # soon enough that an answer which was lost costs no lease
+# (acknowledgement, token of the directive seen last) -> what ControllerActor.next_directive answers
+Call = Callable[[dict[str, Any] | None, str | None], Awaitable[dict[str, Any] | None]]
+REPORT_TIMEOUT_S = 2.0
 ENGINE_TIMEOUT_S = 2.0  # the engine answers between two steps; one that does not may be in a long step, or hang
 LATE_AFTER_S = 3.0  # a new request had better go to another replica, if there is one
 HUNG_AFTER_S = 8.0  # no step of a sound engine takes so long; Serve then asks three times, two seconds apart
 # Requests in an engine found to hang are ended then: before Serve ends the replica, which would cut them off without a word.
 GIVEN_UP_AFTER_S = 2.0
 WATCH_PERIOD_S = 0.25
+# A controller that has not answered by then hangs, has been replaced, or its answer was lost: soon enough to cost no lease.
+CALL_TIMEOUT_S = 2 * RENEW_S
+PAUSE_S = 0.1  # after a call that failed: a new controller is there soon
 
 
 class ReplicaAgent:
@@ -37,7 +42,8 @@ class ReplicaAgent:
     Args:
         replica_id: the name of the replica in the controller's status.
         engine: calls a utility of the engine core by name.
-        report: sends a snapshot to the controller and returns its directive; raises where that cannot be reached.
+        report: sends a snapshot to the controller; raises where that cannot be reached.
+        call: waits for the controller's next directive; may raise while no controller can be reached.
         config: objectives, and the policy, from which follows what holds when the controller's lease runs out.
         admission: the replica's admission control, whose scale the controller sets; None: a replica without one.
         meter: of the path that the replica's requests take; None: a replica without one.
@@ -52,7 +58,8 @@ class ReplicaAgent:
         self,
         replica_id: str,
         engine: EngineCall,
-        report: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]],
+        report: Callable[[dict[str, Any]], Awaitable[None]],
+        call: Call,
         config: ControllerConfig,
         admission: Admission | None = None,
         meter: PathMeter | None = None,
@@ -66,7 +73,8 @@ class ReplicaAgent:
         self._send = report
         self._admission = admission or Admission(None, sequences=1)
         self._started_s = time.monotonic()
-        self._follower = DirectiveFollower(*config.lapsed)
+        self._follower = DirectiveFollower(replica_id, *config.lapsed)
+        self._call = call
         self._applied: dict[str, Any] | None = None  # what the engine was told last
         self._meter = meter or PathMeter()
         self._meter.slo = config.slo
@@ -76,7 +84,6 @@ class ReplicaAgent:
         self._following: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._lapsed = True  # there is no lease
-        self._reachable = True  # the controller has answered
         self._asked = asyncio.Event()  # the controller, once, whether or not it has answered
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
@@ -89,7 +96,7 @@ class ReplicaAgent:
         self._started_s = time.monotonic()
         await self._put_in_force()
         self._stats_at_s = self._started_s
-        loops = (self._poll_engine(), self._watch_engine(), self._report(), self._meter.probe())
+        loops = (self._poll_engine(), self._watch_engine(), self._report(), self._listen(), self._meter.probe())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPORT_TIMEOUT_S + ENGINE_TIMEOUT_S):
@@ -104,10 +111,45 @@ class ReplicaAgent:
 
     # -- directives ----------------------------------------------------------------------------------------------------
 
+    async def _listen(self) -> None:
+        """Wait for the controller's next directive, in one call after another; the acknowledgement goes with the next one."""
+        ack: dict[str, Any] | None = None
+        seen: str | None = None
+        reachable = True
+        while True:
+            try:
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    answer = await self._call(ack, seen)
+                if not reachable:
+                    log.info("the controller answers the call for directives again")
+                reachable, ack = True, None
+                if answer is not None:
+                    seen = answer["token"]
+                    ack = await self._take(answer["directive"])
+                    self._asked.set()
+                    continue
+            except Exception as error:
+                if reachable:
+                    log.warning(
+                        "the controller does not answer the call for directives (%r); the directive holds until its lease ends",
+                        error,
+                    )
+                reachable, ack = False, None  # whoever answers next learns from the snapshots what is in force
+                self._asked.set()
+            await asyncio.sleep(PAUSE_S)
+
+    async def _take(self, directive: dict[str, Any]) -> dict[str, Any] | None:
+        """Take a directive; return the acknowledgement, None where the next step does not run under it yet."""
+        _, ack = self._follower.on_directive(time.monotonic(), Directive.model_validate(directive))
+        self._follow()
+        if self._following is not None:
+            await asyncio.wait({self._following}, timeout=RENEW_S)  # an engine in a long step must not cost the lease
+        acked: dict[str, Any] = ack.model_dump(mode="json")
+        return acked if self._wanted() is None else None
+
     def _follow(self) -> None:
         """Have the engine follow, beside the reports: one that hangs must not keep its replica from saying so."""
-        wanted = self._wanted()
-        if wanted is None or self._dead() or not (self._following is None or self._following.done()):
+        if self._dead() or not (self._following is None or self._following.done()):
             return
         self._following = asyncio.create_task(self._put_in_force())
         self._following.add_done_callback(_log_failure)
@@ -117,8 +159,6 @@ class ReplicaAgent:
         while (wanted := self._wanted()) is not None:
             await self._engine("nestedfp_set_directive", wanted)
             self._applied = wanted
-            if self.stats is not None:  # the next snapshot acknowledges it
-                self.stats = {**self.stats, "directive": wanted["mode"], "epoch": wanted["epoch"]}
 
     def _wanted(self) -> dict[str, Any] | None:
         """The directive that the engine must be told; None: it knows. Admission follows at once."""
@@ -232,41 +272,28 @@ class ReplicaAgent:
             await asyncio.sleep(WATCH_PERIOD_S)
 
     async def _report(self) -> None:
-        """Tell the controller how this replica is, and do what it answers."""
         while True:
-            began_s, applied = time.monotonic(), self._applied
+            began_s = time.monotonic()
             try:
                 force = self._follower.in_force(began_s)
                 if force.expired and not self._lapsed:
                     log.warning("the controller's lease ran out; falling back to %s", force)
                 self._lapsed = force.expired
                 self._follow()
+                if (latest := self._follower.latest) is not None and latest.slo is not None:
+                    self._meter.slo = latest.slo
                 if self.stats is not None:
                     await self._report_once(began_s)
-                    self._follow()
-                    if self._following is not None:  # an engine in a long step delays no report
-                        await asyncio.wait({self._following}, timeout=REPORT_PERIOD_S)
-                    self._asked.set()
             except Exception:
                 log.exception("snapshot failed; trying again")
-            if self._applied is applied:  # else the next snapshot acknowledges it at once
-                await asyncio.sleep(max(0.0, REPORT_PERIOD_S - (time.monotonic() - began_s)))
+            await asyncio.sleep(max(0.0, REPORT_PERIOD_S - (time.monotonic() - began_s)))
 
     async def _report_once(self, now_s: float) -> None:
         snapshot = self.snapshot(now_s).model_dump(mode="json")
-        try:
+        with contextlib.suppress(Exception):  # the call for directives says so in the log
             # Not wait_for: up to Python 3.11 that may swallow a cancellation.
             async with asyncio.timeout(REPORT_TIMEOUT_S):
-                directive = Directive.model_validate(await self._send(snapshot))
-            self._follower.on_directive(time.monotonic(), directive)
-            self._meter.slo = directive.slo or self._meter.slo
-            if not self._reachable:
-                log.info("the controller answers again")
-            self._reachable = True
-        except Exception as error:
-            if self._reachable:
-                log.warning("the controller does not answer (%r); the directive holds until its lease ends", error)
-            self._reachable = False
+                await self._send(snapshot)
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """Build the replica's snapshot from the newest engine statistics."""

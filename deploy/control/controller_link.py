@@ -9,18 +9,33 @@ from deploy.control.controller_lookup import CONTROLLER_ACTOR
 
 
 class ServeControllerLink:
-    """Reaches the controller actor of this deployment; looks it up anew after a failure, because it may be a new one."""
+    """Reaches the controller actor of this deployment; looks it up anew after a failure, because it may be a new one.
 
-    def __init__(self) -> None:
+    Args:
+        replica_id: of the caller.
+    """
+
+    def __init__(self, replica_id: str) -> None:
+        self._replica_id = replica_id
         self._actor: Any = None
 
-    async def report(self, snapshot: dict[str, Any]) -> dict[str, Any]:
-        """Send a snapshot; return the directive that the controller answers with. Raises where there is none, or it does not."""
+    async def report(self, snapshot: dict[str, Any]) -> None:
+        await self._ask("report", snapshot)
+
+    async def next_directive(self, ack: dict[str, Any] | None, seen: str | None) -> dict[str, Any] | None:
+        """Wait for the next directive.
+
+        Raises:
+            ValueError: there is no controller at the moment.
+        """
+        directive: dict[str, Any] | None = await self._ask("next_directive", self._replica_id, ack, seen)
+        return directive
+
+    async def _ask(self, method: str, *args: Any) -> Any:
         try:
             if self._actor is None:
                 self._actor = await asyncio.to_thread(serve.get_deployment_actor, CONTROLLER_ACTOR)
-            directive: dict[str, Any] = await self._actor.report.remote(snapshot)
-            return directive
+            return await getattr(self._actor, method).remote(*args)
         except BaseException:
             self._actor = None
             raise

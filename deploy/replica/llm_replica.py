@@ -119,10 +119,12 @@ class NestedFPServer:
             "self_checks": await self.engine.call("nestedfp_self_checks"),
         }
         await self.engine.call("nestedfp_warmed_up")
+        link = ServeControllerLink(name)
         self._agent = ReplicaAgent(
             replica_id=name,
             engine=self.engine.call,
-            report=ServeControllerLink().report,
+            report=link.report,
+            call=link.next_directive,
             config=ControllerConfig.model_validate(controller),
             admission=self._admission,
             meter=self._meter,

@@ -11,9 +11,9 @@ from heapq import heappop, heappush
 from typing import Any
 
 from controller.audit import DecisionRecord
-from controller.config import REPORT_PERIOD_S, STEP_PERIOD_S, ControllerConfig
+from controller.config import RENEW_S, REPORT_PERIOD_S, STEP_PERIOD_S, ControllerConfig
 from controller.decide.loop import ControlLoop
-from controller.messages import Directive, ReplicaSnapshot
+from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
 from simulator.cluster.network import Network
 from simulator.cluster.replica import Replica
@@ -55,6 +55,7 @@ class Cluster:
         self._proxy = LeastConnections(scenario.max_replicas or scenario.replicas)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._events_made = 0
+        self._told_epoch = 0
         self._everyone: list[Replica] = []
         self.present: dict[str, Replica] = {}
         self._present_since_s: dict[Replica, float] = {}
@@ -119,20 +120,42 @@ class Cluster:
         self._at(now_s + self._network.delay_s(), self._snapshot_arrives, replica, snapshot)
 
     def _snapshot_arrives(self, now_s: float, replica: Replica, snapshot: ReplicaSnapshot) -> None:
-        """The controller answers with the replica's directive."""
+        new = self.loop.directive_for(replica.name) is None
         self.loop.on_snapshot(now_s, snapshot)
-        self._at(
-            now_s + self._network.delay_s(), self._directive_arrives, replica, self.loop.directive_for(replica.name)
-        )
+        if new:
+            self._renew(now_s, replica)
+        self._tell(now_s)
+
+    # -- directives: at once when there is another one, else before the lease ends (controller/live/delivery.py) --------
+
+    def _tell(self, now_s: float) -> None:
+        if self.loop.epoch != self._told_epoch:
+            self._told_epoch = self.loop.epoch
+            for replica in self.present.values():
+                self._send(now_s, replica)
+
+    def _renew(self, now_s: float, replica: Replica) -> None:
+        if not replica.gone:
+            self._send(now_s, replica)
+            self._at(now_s + RENEW_S, self._renew, replica)
+
+    def _send(self, now_s: float, replica: Replica) -> None:
+        if (directive := self.loop.directive_for(replica.name)) is not None:
+            self._at(now_s + self._network.delay_s(), self._directive_arrives, replica, directive)
 
     def _directive_arrives(self, now_s: float, replica: Replica, directive: Directive) -> None:
         if not replica.gone:
-            replica.take(now_s, directive)
+            self._at(now_s + self._network.delay_s(), self._ack_arrives, replica.take(now_s, directive))
+
+    def _ack_arrives(self, now_s: float, ack: DirectiveAck) -> None:
+        self.loop.on_ack(now_s, ack)
+        self._tell(now_s)
 
     def _step(self, now_s: float) -> None:
         """The controller decides."""
         effects = self.loop.step(now_s)
         self._at(effects.next_step_at_s, self._step)
+        self._tell(now_s)
         if effects.record is not None:
             self.records.append(effects.record)
         if self._scenario.max_replicas is not None:

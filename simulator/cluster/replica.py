@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from controller.config import ControllerConfig
-from controller.messages import Directive, ReplicaSnapshot, Room
+from controller.messages import Directive, DirectiveAck, ReplicaSnapshot, Room
 from controller.protocol import DirectiveFollower
 from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Asked, NoRoom, Place
 from deploy.access.peers import Elsewhere
@@ -58,7 +58,7 @@ class Replica:
         self._places: dict[SimRequest, Place] = {}
         self._elsewhere = Elsewhere()
         self._slo = config.slo
-        self._follower = DirectiveFollower(*config.lapsed)
+        self._follower = DirectiveFollower(name, *config.lapsed)
         self._directed: DirectiveMode | None = None
         self._seq = 0
         self._slo_evaluated = 0
@@ -89,11 +89,13 @@ class Replica:
         self.engine.add(now_s, request)
         return "taken"
 
-    def take(self, now_s: float, directive: Directive) -> None:
+    def take(self, now_s: float, directive: Directive) -> DirectiveAck:
         """A directive arrives."""
+        changed, ack = self._follower.on_directive(now_s, directive)
         self._slo = directive.slo or self._slo
-        if self._follower.on_directive(now_s, directive):
+        if changed:
             self._put_in_force(now_s)
+        return ack
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """The replica's state now, and the lease looked at."""

@@ -14,7 +14,7 @@ from controller.config import ControllerConfig
 from controller.decide import guards, loop
 from controller.fleet import fleet
 from controller.live.actor import ControllerActor
-from controller.messages import Directive
+from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 
@@ -31,43 +31,44 @@ def the_first_snapshot_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Replicas:
-    """Real followers, each of which reports every 10 ms once the test has begun, and can be slow to take what it is told."""
+    """Real followers, each in a standing call that the test can make slow."""
 
     def __init__(self, *names: str) -> None:
-        self.followers = {name: DirectiveFollower(*ControllerConfig().lapsed) for name in names}
+        self.followers = {name: DirectiveFollower(name, *ControllerConfig().lapsed) for name in names}
         self.received: list[Directive] = []
         self.before_taking: Callable[[], Awaitable[None]] | None = None
-        self.load: dict[str, Any] | None = None
         self.seq = 0
 
     async def follow(self, actor: ControllerActor, name: str) -> None:
+        ack = seen = None
         while True:
-            if self.load is not None:
-                await self.exchange(actor, name)
-            await asyncio.sleep(0.01)
+            answer = await actor.next_directive(name, ack, seen)
+            ack = None
+            if answer is not None:
+                if self.before_taking is not None:
+                    await self.before_taking()
+                seen, directive = answer["token"], Directive.model_validate(answer["directive"])
+                self.received.append(directive)
+                ack = self.take(name, directive).model_dump(mode="json")
 
-    async def exchange(self, actor: ControllerActor, name: str) -> None:
-        self.seq += 1
-        follower, now_s = self.followers[name], asyncio.get_running_loop().time()
-        now = follower.in_force(now_s)
-        snapshot = make_snapshot(
-            replica_id=name,
-            seq=self.seq,
-            epoch=now.epoch,
-            directive=now.mode,
-            lease_remaining_s=follower.lease_remaining_s(now_s),
-            **(self.load or {}),
-        )
-        told = await actor.report(snapshot.model_dump(mode="json"))
-        if self.before_taking is not None:
-            await self.before_taking()
-        self.received.append(Directive.model_validate(told))
-        follower.on_directive(asyncio.get_running_loop().time(), self.received[-1])
+    def take(self, name: str, directive: Directive) -> DirectiveAck:
+        return self.followers[name].on_directive(asyncio.get_running_loop().time(), directive)[1]
 
     async def report(self, actor: ControllerActor, **load: Any) -> None:
-        self.load = load
-        for name in self.followers:
-            await self.exchange(actor, name)
+        self.seq += 1
+        for name, follower in self.followers.items():
+            now_s = asyncio.get_running_loop().time()
+            now = follower.in_force(now_s)
+            snapshot = make_snapshot(
+                replica_id=name,
+                seq=self.seq,
+                epoch=now.epoch,
+                directive=now.mode,
+                lease_remaining_s=follower.lease_remaining_s(now_s),
+                **load,
+            )
+            await actor.report(snapshot.model_dump(mode="json"))
+            await until(lambda follower=follower: follower.epoch > 0)
 
     def modes(self) -> set[str]:
         now_s = asyncio.get_running_loop().time()
@@ -84,12 +85,12 @@ def drive(
         replicas = Replicas("r0", "r1")
         paths = [None if path is None else str(path) for path in (log_path, config_path)]
         actor = ControllerActor(config, *paths)
-        reports = [asyncio.create_task(replicas.follow(actor, name)) for name in replicas.followers]
+        calls = [asyncio.create_task(replicas.follow(actor, name)) for name in replicas.followers]
         try:
             await asyncio.wait_for(test(actor, replicas), 10)
         finally:
-            for each in reports:
-                each.cancel()
+            for call in calls:
+                call.cancel()
             await actor.close()
 
     asyncio.run(main())
@@ -100,15 +101,19 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_a_replica_is_told_with_its_first_snapshot() -> None:
+def test_a_replica_is_told_with_its_first_snapshot_and_one_that_said_nothing_waits() -> None:
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
-        told = await actor.report(make_snapshot(replica_id="r9").model_dump(mode="json"))
-        assert Directive.model_validate(told).mode is DirectiveMode.FP16
+        stranger = asyncio.create_task(actor.next_directive("r9"))
+        await asyncio.sleep(0)
+        await actor.report(make_snapshot(replica_id="r9").model_dump(mode="json"))
+        answer = await stranger
+        assert answer is not None
+        assert Directive.model_validate(answer["directive"]).mode is DirectiveMode.FP16
 
     drive(test)
 
 
-def test_a_change_is_told_with_the_next_snapshot() -> None:
+def test_a_change_is_told_without_waiting_for_reports() -> None:
     async def test(actor: ControllerActor, replicas: Replicas) -> None:
         await replicas.report(actor)
         assert replicas.modes() == {"fp16"}

@@ -20,7 +20,7 @@ def entries(cluster: Cluster) -> list[float]:
 def test_the_slow_first_steps_of_a_fresh_replica_bring_no_fp8() -> None:
     """A replica that replaces a crashed one gets its first request minutes later: a step of 0.6 s, then ever faster ones."""
     cluster = Cluster(make_loop("threshold")).run(5, tokens_per_s=0, running=0)
-    cluster.followers["r1"] = DirectiveFollower(*ControllerConfig().lapsed)
+    cluster.followers["r1"] = DirectiveFollower("r1", *ControllerConfig().lapsed)
     fresh: dict[str, Any] = {"ready_for_s": 300.0, "tokens_fp16": 0}
     idle = {"running": 0, "tokens_per_s": 0}
     cluster.run(20, **idle, each={"r1": {**fresh, "steps_fp16": 12, "running": 0}})

@@ -107,7 +107,7 @@ def test_a_lapsed_override_is_no_reason_to_leave_it_when_the_controller_is_back(
 
 
 def test_a_follower_keeps_an_order_and_counts_down() -> None:
-    follower = DirectiveFollower(*ControllerConfig().lapsed)
+    follower = DirectiveFollower("r1", *ControllerConfig().lapsed)
     assert follower.order(0.0) is None
     order = StandingOrder(mode=FP16, remaining_s=10.0)
     follower.on_directive(5.0, Directive(epoch=1, mode=FP16, lease_s=1, reason="", order=order))

@@ -17,9 +17,9 @@ from controller_builders import make_snapshot
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.config import ControllerConfig
+from controller.config import RENEW_S, ControllerConfig
 from controller.decide.loop import ControlLoop, Effects
-from controller.messages import Directive
+from controller.messages import Directive, DirectiveAck
 from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
@@ -51,7 +51,8 @@ class Node:
         self.lives += 1
         self.name = f"{self.name}'"  # Serve gives every replica a name of its own
         self.seq = 0
-        self.follower = DirectiveFollower(*self.config.lapsed)
+        self.follower = DirectiveFollower(self.name, *self.config.lapsed)
+        self.calls, self.token = 0, ""
         self.seen: tuple[int, str, Any] = (0, "", None)
 
     def snapshot(self, now_s: float) -> dict[str, Any]:
@@ -67,8 +68,8 @@ class Node:
             "lease_remaining_s": self.follower.lease_remaining_s(now_s),
         }
 
-    def take(self, now_s: float, directive: Directive, token: str) -> None:
-        self.follower.on_directive(now_s, directive)
+    def take(self, now_s: float, directive: Directive, token: str) -> DirectiveAck:
+        _, ack = self.follower.on_directive(now_s, directive)
         force = self.follower.in_force(now_s)
         epoch, seen, content = self.seen
         assert force.epoch >= epoch, "an epoch went backwards"
@@ -77,6 +78,7 @@ class Node:
             assert force.epoch > epoch or token != seen or content == present, "one epoch, two contents"
             self.seen = (force.epoch, token, present)
         assert self.follower.lease_remaining_s(now_s) <= self.config.lease_s + 1e-9
+        return ack
 
 
 class World:
@@ -91,14 +93,16 @@ class World:
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.order = itertools.count()
         self.controller_up = True
-        self.controllers = 1
+        self.controllers, self.told_epoch, self.answers = 1, 0, 0
+        self.waiting: dict[str, tuple[Node, int]] = {}
         self.begin()
         self.step_at_s = 0.0
         self.at(0.0, self.step)
 
     def begin(self) -> None:
         for node in self.nodes:
-            self.at(self.random.uniform(0, PERIOD_S), lambda node=node: self.report(node))
+            for what in (self.report, self.call):
+                self.at(self.random.uniform(0, PERIOD_S), lambda node=node, what=what: what(node))
 
     def at(self, delay_s: float, event: Callable[[], None]) -> None:
         heapq.heappush(self.events, (self.now_s + delay_s, next(self.order), event))
@@ -109,17 +113,63 @@ class World:
                 self.at(self.random.uniform(*self.network.delay_s), deliver)
 
     def report(self, node: Node) -> None:
-        snapshot, lives = make_snapshot(**node.snapshot(self.now_s)), node.lives
-        self.send(lambda: self.receive(node, lives, snapshot))
+        snapshot = make_snapshot(**node.snapshot(self.now_s))
+        self.send(lambda: self.receive(node, snapshot))
         self.at(PERIOD_S, lambda: self.report(node))
 
-    def receive(self, node: Node, lives: int, snapshot: Any) -> None:
+    def receive(self, node: Node, snapshot: Any) -> None:
+        if self.controller_up:
+            new = self.loop.directive_for(node.name) is None
+            self.loop.on_snapshot(self.now_s, snapshot)
+            self.tell(node.name if new else None)
+
+    # A replica's calls, as the agent makes them and the live controller answers them.
+
+    def call(self, node: Node, ack: DirectiveAck | None = None) -> None:
+        node.calls += 1
+        number, seen, lives = node.calls, node.token, node.lives
+        self.send(lambda: self.called(node, number, seen, ack))
+        late_s = 2 * RENEW_S
+        self.at(late_s, lambda: self.call(node) if (node.calls, node.lives) == (number, lives) else None)
+
+    def called(self, node: Node, number: int, seen: str, ack: DirectiveAck | None) -> None:
         if not self.controller_up:
             return
-        self.loop.on_snapshot(self.now_s, snapshot)
-        directive, token = self.loop.directive_for(snapshot.replica_id), f"{self.controllers}-{self.loop.epoch}"
-        assert directive is not None
-        self.send(lambda: node.take(self.now_s, directive, token) if node.lives == lives else None)
+        if ack is not None:
+            self.loop.on_ack(self.now_s, ack)
+            self.tell()
+        older = self.waiting.pop(node.name, None)
+        mine = self.waiting[node.name] = (node, number)
+        if older is not None or (seen != self.token and self.loop.directive_for(node.name) is not None):
+            self.answer(node.name)
+        else:
+            self.at(RENEW_S, lambda: self.answer(node.name) if self.waiting.get(node.name) == mine else None)
+
+    @property
+    def token(self) -> str:
+        return f"{self.controllers}-{self.loop.epoch}"
+
+    def tell(self, newcomer: str | None = None) -> None:
+        if self.loop.epoch != self.told_epoch:
+            self.told_epoch = self.loop.epoch
+            for name in list(self.waiting):
+                self.answer(name)
+        elif newcomer in self.waiting:
+            self.answer(newcomer)
+
+    def answer(self, name: str) -> None:
+        node, number = self.waiting.pop(name)
+        directive, token = self.loop.directive_for(name), self.token
+        self.answers += 1
+        self.send(lambda: self.told(node, number, token, directive))
+
+    def told(self, node: Node, number: int, token: str, directive: Directive | None) -> None:
+        if node.calls != number:
+            return  # as the standing call does with what nobody waits for any longer
+        ack = None
+        if directive is not None:
+            node.token, ack = token, node.take(self.now_s, directive, token)
+        self.call(node, ack)
 
     def step(self) -> None:
         if not self.controller_up or self.now_s < self.step_at_s - 1e-9:
@@ -127,6 +177,7 @@ class World:
         self.carry_out(self.loop.step(self.now_s))
 
     def carry_out(self, effects: Effects) -> None:
+        self.tell()
         pause_s = max(1e-4, effects.next_step_at_s - self.now_s)
         self.step_at_s = self.now_s + pause_s
         self.at(pause_s, self.step)
@@ -144,7 +195,8 @@ class World:
     def restart_controller(self) -> None:
         self.loop = ControlLoop(self.config)
         self.controller_up = True
-        self.controllers += 1
+        self.controllers, self.told_epoch = self.controllers + 1, 0
+        self.waiting.clear()
         self.step_at_s = self.now_s
         self.at(0.0, self.step)
 
@@ -158,13 +210,22 @@ class World:
 
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.3, 0.6])
 def test_more_loss_takes_longer_and_ends_all_the_same(loss: float) -> None:
-    """An answer that is lost comes with the next snapshot."""
+    """A call whose answer is lost is made again after twice RENEW_S, and answered at once."""
     world = World(64, Network(loss=loss), seed=1)
     world.run(2)
     world.order_all(FP8)
-    world.run(0.2 + 80 * loss)
+    world.run(0.05 + 80 * loss)
     assert all(mode is FP8 for mode, _ in world.in_force())
     assert loss > 0.1 or sum(expired for _, expired in world.in_force()) <= 64 * loss
+
+
+def test_on_a_well_network_calls_are_answered_when_something_is_new_and_to_renew_the_lease() -> None:
+    world = World(8, Network(), seed=1)
+    world.run(1)
+    before = world.answers
+    world.order_all(FP8)
+    world.run(5)
+    assert 8 * 9 <= world.answers - before <= 8 * 12
 
 
 # -- whatever happens --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO
 
 
 def follower(name: str, config: ControllerConfig | None = None) -> DirectiveFollower:
-    return DirectiveFollower(*(config or ControllerConfig()).lapsed)
+    return DirectiveFollower(name, *(config or ControllerConfig()).lapsed)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 3.0])
@@ -66,7 +66,8 @@ def test_the_first_answer_of_a_restarted_controller_changes_nothing() -> None:
     async def test(actor: Any, replicas: Any) -> None:
         rule = ControllerConfig().lapsed[1]
         snapshot = make_snapshot(replica_id="r7", epoch=7, directive=AUTO, rule=rule, admission_scale=0.3)
-        answer = Directive.model_validate(await actor.report(snapshot.model_dump(mode="json")))
+        await actor.report(snapshot.model_dump(mode="json"))
+        answer = Directive.model_validate((await actor.next_directive("r7"))["directive"])
         assert (answer.mode, answer.rule, answer.admission_scale) == (AUTO, rule, 0.3)
 
     drive(test, config={**FAST, "ladder": {"shed": True}})

@@ -57,7 +57,7 @@ class Engine:
 
 
 class Controller:
-    """Answers snapshots with a directive, or is unreachable."""
+    """Answers calls with a directive, or is unreachable."""
 
     def __init__(self, directive=None):
         self.directive = directive
@@ -67,7 +67,16 @@ class Controller:
         self.snapshots.append(snapshot)
         if isinstance(self.directive, Exception):
             raise self.directive
-        return self.directive or directive(1, "auto")
+
+    async def call(self, ack, seen):
+        """Answer at once what the caller has not seen, and nothing else."""
+        if isinstance(self.directive, Exception):
+            raise self.directive
+        if self.directive is None:
+            return None
+        if seen == str(self.directive["epoch"]):
+            await asyncio.Event().wait()
+        return {"token": str(self.directive["epoch"]), "directive": self.directive}
 
 
 def directive(epoch, mode, lease_s=600.0):
@@ -79,7 +88,7 @@ def run(scenario, controller, admission=None, meter=None, engine=None, policy="d
     async def main(engine=engine):
         engine = engine or Engine()
         config = ControllerConfig.model_validate({"policy": {"name": policy}})
-        agent = ReplicaAgent("r0", engine, controller.report, config, admission, meter, **ends)
+        agent = ReplicaAgent("r0", engine, controller.report, controller.call, config, admission, meter, **ends)
         await agent.start()
         try:
             return await scenario(agent, engine)
@@ -89,11 +98,9 @@ def run(scenario, controller, admission=None, meter=None, engine=None, policy="d
     return asyncio.run(main())
 
 
-async def tell(agent, controller, directive):
-    """Have the controller answer so once, until the engine follows; it is as it was before then."""
-    before, controller.directive = controller.directive, directive
-    await until(lambda: agent._follower.epoch == directive["epoch"] and agent._wanted() is None)
-    controller.directive = before
+async def apply(agent, directive):
+    """As the answer to the agent's call."""
+    return await agent._take(directive)
 
 
 async def until(condition, limit_s=60.0):
@@ -129,11 +136,9 @@ def test_a_new_replica_that_finds_no_controller_does_what_the_policy_says(policy
 
 
 def test_an_operators_fp16_outlives_the_lease_until_its_own_time_is_over(agents_clock):
-    controller = Controller(ConnectionError("gone"))
-
     async def scenario(agent, engine):
         override = {"mode": "fp16", "remaining_s": 60.0}
-        await tell(agent, controller, {**directive(1, "fp16", lease_s=2.0), "order": override})
+        await apply(agent, {**directive(1, "fp16", lease_s=2.0), "order": override})
         agents_clock.now_s += 59.0
         await until(lambda: agent.stats is not None and agent.lease_remaining_s == 0)
         held = (agent.directed, engine.directives[-1]["mode"])
@@ -141,7 +146,7 @@ def test_an_operators_fp16_outlives_the_lease_until_its_own_time_is_over(agents_
         await until(lambda: engine.directives[-1]["mode"] == "auto")
         return held
 
-    assert run(scenario, controller) == ("fp16", "fp16")
+    assert run(scenario, Controller(ConnectionError("gone"))) == ("fp16", "fp16")
 
 
 def test_a_snapshot_carries_queue_and_latencies_and_waiting_grows_with_its_age(agents_clock):
@@ -175,9 +180,8 @@ def test_the_admission_limit_follows_the_directive_and_opens_when_the_lease_ends
 
     async def scenario(agent, engine):
         assert agent.desired_replicas is None  # a new replica must not say "no more than the usual" of its own
-        shed = {**directive(1, "fp8", lease_s=5.0), "admission_scale": 0.5, "desired_replicas": 7}
-        await tell(agent, controller, shed)
-        assert (agent.directed, door.limit, agent.desired_replicas) == ("fp8", 5, 7)
+        ack = await apply(agent, {**directive(1, "fp8", lease_s=5.0), "admission_scale": 0.5, "desired_replicas": 7})
+        assert (ack["directive"], door.limit, agent.desired_replicas) == ("fp8", 5, 7)
         for _ in range(5):
             door.enter()
         with pytest.raises(NoRoom) as full:
@@ -205,7 +209,7 @@ def test_finished_requests_are_held_against_the_objectives_that_the_controller_l
         for latencies in ((0.19, 0.03), (0.21, 0.03), (0.19, 0.04), (0.1, None)):  # 200 ms, 33.3 ms
             meter.judge(*latencies)
         await until(lambda: evaluated() == 4)
-        await tell(agent, controller, {**directive(2, "fp16"), "slo": {"ttft_ms": 1000, "tpot_ms": 20}})
+        await apply(agent, {**directive(1, "fp16"), "slo": {"ttft_ms": 1000, "tpot_ms": 20}})
         await until(lambda: meter.slo.ttft_ms == 1000)
         answer = Answered(Answer.MIXED, AskedPrecision.AUTO)
         for latencies in ((0.9, 0.019), (0.1, 0.021)):
