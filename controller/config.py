@@ -33,6 +33,8 @@ class LadderConfig(FrozenModel):
     min_admission_scale: Annotated[float, Field(gt=0, le=1)] = 0.05
     recover_after_s: Annotated[float, Field(gt=0)] = 15.0  # calm before each step up
     scale_after_s: Annotated[float, Field(ge=0)] = 30.0
+    # Of the replicas that exact_first keeps exact: with less for scale_after_s it asks for one more. None: only misses ask.
+    exact_share: Annotated[float, Field(gt=0, le=1)] | None = None
     scale_down_after_s: Annotated[float, Field(gt=0)] = 120.0
     min_replicas: Annotated[int, Field(ge=1)] = 1  # when nothing is stated
     max_replicas: Annotated[int, Field(ge=1)] | None = None  # required with scale
@@ -44,6 +46,8 @@ class LadderConfig(FrozenModel):
                 f"expected max_replicas >= min_replicas with scale: true, got max_replicas={self.max_replicas} and "
                 f"min_replicas={self.min_replicas}; set max_replicas"
             )
+        if self.exact_share is not None and not self.scale:
+            raise ValueError("exact_share asks for replicas: expected scale: true with it, got scale: false")
         return self
 
 
@@ -55,6 +59,14 @@ class ControllerConfig(FrozenModel):
     slo: Slo = Slo()
     lease_s: Annotated[float, Field(ge=2 * RENEW_S, le=3600)] = 2.0  # each answer to a replica's call renews it
     reload_on_change: bool = False  # take the file up again whenever it changes, besides when the operator asks
+
+    @model_validator(mode="after")
+    def _exact_replicas_are_there_to_share(self) -> Self:
+        if self.ladder.exact_share is not None and self.policy.name != "exact_first":
+            raise ValueError(
+                f"ladder.exact_share is of the policy exact_first, which has exact replicas; got {self.policy.name}; remove it"
+            )
+        return self
 
     @property
     def lapsed(self) -> tuple[DirectiveMode, StepRule]:

@@ -211,4 +211,4 @@ def test_the_help_of_the_plots_draws_none(capsys, monkeypatch):
     with pytest.raises(SystemExit) as caught:
         draw.main(["--help"])
     assert caught.value.code == 0
-    assert "Draws the plot of the documents" in capsys.readouterr().out
+    assert "Draws the plots of the documents" in capsys.readouterr().out

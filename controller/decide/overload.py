@@ -7,6 +7,9 @@
 |         |                                                             | one after the other while nobody is refused       |
 | scale   | requests still rejected ``scale_after_s`` later             | fewer would do for ``scale_down_after_s``         |
 
+With ``exact_share`` it asks, whether anything is shed or not, for one more replica each time that a smaller share of them has been
+exact for ``scale_after_s``. Fast answers bridge the minutes until it serves.
+
 The SLO is missed when half of the replicas have a request that has waited longer than the TTFT objective, or most of the answers
 that ended lately missed it while half of the replicas are slow: an engine that takes in all that come keeps few waiting, and is
 slow for all. The first step down begins at what an engine runs, without its queue, not at a limit that it is far from, and goes
@@ -56,6 +59,9 @@ class LadderState:
     failed_trials: int = 0
     missed_share: float = 0.0  # of the requests that ended, when there were last enough to say
     missed_at_s: float | None = None  # when that was
+    exact_share: float | None = None  # of the replicas, smoothed: K comes and goes with the load of seconds
+    exact_share_at_s: float = 0.0
+    inexact_since_s: float | None = None  # since when that has been less than it should be
 
     def rung(self, degraded: bool) -> Rung:
         """The highest rung in use; ``degraded`` when any replica is directed to FP8."""
@@ -86,6 +92,7 @@ class Strain:
     slow: bool = False  # half of the replicas still are: answers are judged when they end, and began long before
     # Of the admission limit, what would run in time of what runs, on the replica where it is most; None: nobody says.
     fitting_share: float | None = None
+    exact_replicas: int = 0  # that are directed to FP16
 
     @property
     def failing(self) -> bool:
@@ -99,10 +106,11 @@ class Strain:
 def advance(strain: Strain, state: LadderState, config: LadderConfig) -> tuple[LadderState, str | None]:
     """Go a step up or down the ladder where it is time to. Returns the new state and, when it acted, why."""
     if strain.replicas == 0:  # nothing is known: stay, and let no time count
-        return replace(state, failing_since_s=None, calm_since_s=None, fewer_since_s=None), None
+        return replace(state, failing_since_s=None, calm_since_s=None, fewer_since_s=None, inexact_since_s=None), None
     strain, state = _remember(strain, state)
+    state = _smooth(strain, state, config)
     state = _note(strain, state, config)
-    for act in (_say, _shed, _scale, _scale_back, _admit):
+    for act in (_say, _add_exact, _shed, _scale, _scale_back, _admit):
         if (acted := act(strain, state, config)) is not None:
             return acted
     return state, None
@@ -124,7 +132,7 @@ def rejoined(state: LadderState, desired_replicas: int | None, config: LadderCon
     if desired_replicas is None or not config.scale:
         return state
     wanted = max(desired_replicas, state.desired_replicas or 0)
-    return limited(replace(state, insufficient=True, desired_replicas=wanted), config)
+    return limited(replace(state, insufficient=config.exact_share is None, desired_replicas=wanted), config)
 
 
 def limited(state: LadderState, config: LadderConfig) -> LadderState:
@@ -143,15 +151,37 @@ def limited(state: LadderState, config: LadderConfig) -> LadderState:
 def replicas_needed(strain: Strain, state: LadderState, config: LadderConfig) -> int:
     """How many replicas would serve what is offered in FP8, by what is rejected."""
     most = config.max_replicas or strain.replicas
-    if strain.failing or strain.offered_over_admitted > 1.0:
+    if _lacks_exact(state, config) and not strain.failing and strain.offered_over_admitted <= 1.0:
+        wanted = strain.replicas + 1.0
+    elif strain.failing or strain.offered_over_admitted > 1.0:
         wanted = max(strain.replicas + 1.0, strain.replicas * min(2.0, strain.offered_over_admitted))
     else:
         # Calm says only that as many as there are suffice, and of those rejected nothing. That one fewer would do has
         # to be tried, and only once everybody is let in.
         well = strain.over_half_slo == 0 and (strain.missed_share or 0.0) <= FEW_MISSED
-        fewer = well and state.admission_scale == 1.0
+        fewer = well and state.admission_scale == 1.0 and _spares_one(strain, state, config)
         wanted = strain.replicas - 1.0 if fewer else float(max(strain.replicas, state.desired_replicas or 0))
     return max(config.min_replicas, min(most, math.ceil(wanted - 1e-9)))
+
+
+def _smooth(strain: Strain, state: LadderState, config: LadderConfig) -> LadderState:
+    """Follow the share of exact replicas over some ``scale_after_s``."""
+    share = strain.exact_replicas / strain.replicas
+    if state.exact_share is not None:
+        passed_s = max(0.0, strain.now_s - state.exact_share_at_s)
+        share += (state.exact_share - share) * math.exp(-passed_s / max(config.scale_after_s, 1e-9))
+    return replace(state, exact_share=share, exact_share_at_s=strain.now_s)
+
+
+def _lacks_exact(state: LadderState, config: LadderConfig) -> bool:
+    return config.exact_share is not None and state.exact_share is not None and state.exact_share < config.exact_share
+
+
+def _spares_one(strain: Strain, state: LadderState, config: LadderConfig) -> bool:
+    """Whether the share of exact replicas may hold with one fewer: its load can cost an exact one beside itself."""
+    if config.exact_share is None or state.exact_share is None or strain.exact_replicas == strain.replicas:
+        return True
+    return state.exact_share * strain.replicas - 2 >= config.exact_share * (strain.replicas - 1)
 
 
 Acted = tuple[LadderState, str] | None
@@ -175,10 +205,12 @@ def _note(strain: Strain, state: LadderState, config: LadderConfig) -> LadderSta
 
     fewer = state.desired_replicas is not None and replicas_needed(strain, state, config) < state.desired_replicas
     failing = strain.failing and strain.fully_degraded
+    awaited = state.desired_replicas is not None and strain.replicas < state.desired_replicas
     return replace(
         state,
         failing_since_s=since(failing, state.failing_since_s),
         calm_since_s=since(strain.calm and not failing, state.calm_since_s),
+        inexact_since_s=since(_lacks_exact(state, config) and not awaited, state.inexact_since_s),
         fewer_since_s=since(fewer, state.fewer_since_s),
     )
 
@@ -209,7 +241,9 @@ def _say(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
     if not state.insufficient and _lasted_s(now_s, state.failing_since_s) >= config.shed_after_s:
         state = replace(_judge_trial(now_s, state, config), insufficient=True)
         return _shed(strain, state, config) or (state, "fp8_cannot_hold_slo")
-    if state.insufficient and not state.holds_fp8 and _lasted_s(now_s, state.calm_since_s) >= config.recover_after_s:
+    # With exact_share replicas stay stated for the sake of exact ones, which cannot come back while FP8 is held for the others.
+    held = state.admission_scale < 1.0 or (config.exact_share is None and state.holds_fp8)
+    if state.insufficient and not held and _lasted_s(now_s, state.calm_since_s) >= config.recover_after_s:
         return replace(state, insufficient=False, shed_since_s=None), "fp8_holds_slo"
     return None
 
@@ -236,6 +270,17 @@ def _shed(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
         stepped_at_s=now_s,
         calm_since_s=None,
     ), "shed_more"
+
+
+def _add_exact(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
+    """State one replica more where too few have been exact for long since all that were stated are there."""
+    stated = state.desired_replicas or strain.replicas
+    if state.inexact_since_s is None or strain.now_s - state.inexact_since_s < config.scale_after_s:
+        return None
+    if (wanted := min(stated + 1, config.max_replicas or stated)) == stated:
+        return None
+    state = _judge_trial(strain.now_s, state, config)
+    return replace(state, desired_replicas=wanted, inexact_since_s=strain.now_s, fewer_since_s=None), "too_few_exact"
 
 
 def _scale(strain: Strain, state: LadderState, config: LadderConfig) -> Acted:
@@ -325,6 +370,7 @@ def measure(
         over_slo=sum([wait_s > slo_s for wait_s in waits_s]),
         over_half_slo=sum([wait_s > slo_s / 2 for wait_s in waits_s]),
         draining=growth <= -DRAIN_PER_S * queued,  # 0 <= 0 where nothing waits
+        exact_replicas=sum([current.mode_for(replica_id) is DirectiveMode.FP16 for replica_id in ids_of(seen)]),
         missed_share=None if judged < FEWEST_JUDGED else max(0.0, 1.0 - met / judged),
         slow=2 * sum([_is_slow(view, config.slo) for view in seen]) >= len(seen) > 0,
         fitting_share=max(

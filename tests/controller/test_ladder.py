@@ -1,6 +1,6 @@
 """The ladder: its rows one by one, then against a cluster of queues under constant loads, where it must come to rest."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -284,3 +284,58 @@ def test_what_fits_is_what_runs_over_how_much_too_slow_it_is_on_the_replica_wher
     assert strain_of(make_view(**full, tpot=window(66.6)), less).fitting_share == pytest.approx(0.15)
     assert strain_of(make_view(inside_share=0.0, running=0)).fitting_share is None
     assert strain_of(make_view(inside_share=None)).fitting_share is None
+
+
+def replace_config(**changes: Any) -> LadderConfig:
+    return EXACT.model_copy(update=changes)
+
+
+EXACT = LadderConfig(shed=True, scale=True, max_replicas=6, min_replicas=2, exact_share=0.5)
+
+
+def test_replicas_are_asked_for_while_too_few_are_exact_one_after_the_other_as_they_come() -> None:
+    short = {"replicas": 4, "exact_replicas": 1, "fully_degraded": False}
+    state, events = climb(LadderState(), EXACT, 0, 100, **short)
+    assert events == [(30.0, "too_few_exact")], "the next one waits for the first"
+    assert (state.desired_replicas, state.holds_fp8, state.insufficient) == (5, False, False)
+    state, events = climb(state, EXACT, 100, 300, **{**short, "replicas": 5})
+    assert (state.desired_replicas, events) == (6, [(130.0, "too_few_exact")]), "the new one has its time"
+    state, events = climb(state, EXACT, 300, 500, **{**short, "replicas": 6})
+    assert (state.desired_replicas, events) == (6, []), "no more than there may be"
+    assert climb(LadderState(), BOTH, 0, 100, **short)[1] == [], "nobody asked for exact ones"
+
+
+def test_exact_replicas_that_come_and_go_count_by_their_mean() -> None:
+    for busy, wanted in ((0.7, None), (0.3, 3)):
+        state = LadderState()
+        for tick in range(3000):
+            exact = 2 if tick % 100 < 100 * busy else 0
+            strain = make_strain(tick / 10, replicas=2, exact_replicas=exact, fully_degraded=False)
+            state, _ = advance(strain, state, replace_config(exact_share=0.6))
+        assert (state.desired_replicas is None) == (wanted is None)
+
+
+def test_a_replica_is_given_back_when_the_exact_share_holds_without_it() -> None:
+    asked = replace(LadderState(), desired_replicas=5)
+    assert climb(asked, EXACT, 0, 130, replicas=5, exact_replicas=5)[1] == [(120.0, "scale_back")]
+    assert climb(asked, EXACT, 0, 200, replicas=5, exact_replicas=3)[1] == [], "one of two left beside three fast ones"
+    assert climb(asked, EXACT, 0, 130, replicas=5, exact_replicas=4)[1] == [(120.0, "scale_back")]
+
+
+def test_an_overload_sheds_though_exact_replicas_were_asked_for() -> None:
+    _, events = climb(LadderState(), EXACT, 0, 20, over_slo=4)
+    assert [reason for _, reason in events][:1] == ["shed_more"]
+
+
+def test_a_restart_keeps_the_replicas_asked_for_and_holds_no_precision_for_them() -> None:
+    state = rejoined(LadderState(), 5, EXACT)
+    assert (state.desired_replicas, state.holds_fp8) == (5, False)
+
+
+def test_a_share_of_exact_replicas_needs_leave_to_scale_and_the_policy_that_has_them() -> None:
+    with pytest.raises(ValueError, match="expected scale: true"):
+        LadderConfig(exact_share=0.5)
+    ladder = {"scale": True, "max_replicas": 4, "exact_share": 0.5}
+    ControllerConfig.model_validate({"ladder": ladder, "policy": {"name": "exact_first"}})
+    with pytest.raises(ValueError, match=r"ladder\.exact_share is of the policy exact_first.*got deadlines"):
+        ControllerConfig.model_validate({"ladder": ladder, "policy": {"name": "deadlines"}})
