@@ -80,7 +80,7 @@ class StatusReport(FrozenModel):
     exceptions: dict[str, DirectiveMode] = Field(default_factory=dict)
     epoch: Count
     reason: str  # of the directive in force
-    last_reason: str  # of the latest step, which may have held a change back ("held_by_dwell")
+    last_reason: str  # of the latest step, which may have held a change back ("held_by_quorum")
     wanted: DirectiveMode | None = None  # what the policy wanted in the latest step; None: it was not asked
     policy: str
     slo_ttft_ms: Milliseconds | None = None  # objectives; None: not reported

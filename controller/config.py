@@ -72,13 +72,13 @@ class ControllerConfig(FrozenModel):
     def lapsed(self) -> tuple[DirectiveMode, StepRule]:
         """What a replica does without a lease, and without an operator's order: mode and rule.
 
-        What the policy says, where it says the same whatever it observes; under any other every engine keeps the deadlines of
-        the SLO by itself.
+        What the policy says, where it says the same whatever it observes or leaves it to the engines; under any other every engine
+        keeps the deadlines of the SLO by itself.
         """
         spec = POLICIES[self.policy.name]
-        if spec.adaptive and not spec.keeps_own_pace:
-            return DirectiveMode.AUTO, Deadlines().rule_for(self.slo)
         decision, _ = spec.decide(Observation(0.0, (), slo=self.slo), spec.start(), self.policy)
+        if spec.adaptive and decision.mode is not DirectiveMode.AUTO:
+            return DirectiveMode.AUTO, Deadlines().rule_for(self.slo)
         return decision.mode, decision.rule
 
 

@@ -80,6 +80,13 @@ class EngineStats(FrozenModel):
     kv_cache: Mode = Mode.FP16  # precision of its entries; fp8: no answer is exact
     step_ms_fp16: Milliseconds | None = None  # EWMA of the durations of non-empty steps; None before the first one
     step_ms_fp8: Milliseconds | None = None
+    step_s_fp16: Seconds = 0.0  # total that steps took
+    step_s_fp8: Seconds = 0.0
+    # Draft tokens that steps of a precision verified, and of them accepted.
+    drafted_fp16: Count = 0
+    drafted_fp8: Count = 0
+    accepted_fp16: Count = 0
+    accepted_fp8: Count = 0
     # What steps as long as the objectives allow compute in a second, prompts and answers together; None: not reported.
     exact_tokens_per_s: Annotated[float, Field(ge=0)] | None = None
     fast_tokens_per_s: Annotated[float, Field(ge=0)] | None = None
@@ -146,21 +153,26 @@ class Fallback(FrozenModel):
     rule: StepRule | None = None  # None: the deadlines of the SLO, which an engine keeps on its own
 
 
-class Directive(FrozenModel):
-    """What the controller tells one replica. Epochs only grow; a replica ignores an older epoch than its own."""
+class Terms(FrozenModel):
+    """What comes with a directive besides, and raises no epoch: the next renewal brings it soon enough."""
 
-    epoch: Annotated[int, Field(ge=1)]
-    mode: DirectiveMode
-    lease_s: Annotated[float, Field(gt=0)]
-    reason: str
-    rule: StepRule = StepRule()
-    admission_scale: Fraction = 1.0  # each replica multiplies its admission limit by this
+    lease_s: Annotated[float, Field(gt=0)]  # how long a replica may act on a directive without hearing of it again
     slo: Slo | None = None  # what finished requests are held against; None: the replica's own
     fallback: Fallback | None = None  # without a lease from now on; None: what the replica started with
     # Replicas pass it on to the autoscaler; None: as many as without a controller.
     desired_replicas: Count | None = None
     order: StandingOrder | None = None  # the operator's
     replicas: Count | None = None  # ready ones that the controller knows; None: not reported
+
+
+class Directive(Terms):
+    """What the controller tells one replica. Epochs only grow; a replica ignores an older epoch than its own."""
+
+    epoch: Annotated[int, Field(ge=1)]
+    mode: DirectiveMode
+    reason: str
+    rule: StepRule = StepRule()
+    admission_scale: Fraction = 1.0  # each replica multiplies its admission limit by this
 
 
 class DirectiveAck(FrozenModel):

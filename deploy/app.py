@@ -60,7 +60,7 @@ def application(config: DeployConfig, path: Path | None = None) -> Any:
     # In sections, without the number of replicas: a change of it must restart none that runs.
     return replica.bind(
         model=config.model.id,
-        arguments=engine_kwargs(config, resolve(config.engine.accelerator)),
+        arguments=engine_kwargs(config),
         engine=config.engine.model_dump(mode="json"),
         http=config.http.model_dump(mode="json"),
         controller=config.controller.model_dump(mode="json"),
@@ -111,7 +111,7 @@ def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[s
     return options
 
 
-def engine_kwargs(config: DeployConfig, kind: str) -> dict[str, Any]:
+def engine_kwargs(config: DeployConfig) -> dict[str, Any]:
     """Return the arguments of each replica's vLLM engine; our scheduler and worker are filled in by the plugin."""
     engine = config.engine
     kwargs: dict[str, Any] = {

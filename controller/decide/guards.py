@@ -1,34 +1,22 @@
-"""What may hold back a policy: warm-up, quorum, stale data, dwell time, flip rate. And the operator, who overrules all.
+"""What may hold back a policy: warm-up, quorum, silence. And the operator, who overrules all.
 
-Each guard is a pure function, all in seconds and none in ticks, so that a change of the step period changes nothing.
-Missing data argues against a change (as in Kubernetes' horizontal autoscaler): a silent replica is taken to be calm
-when the policy wants FP8, and to be loaded when it wants to leave it.
-
-A policy that keeps its own pace (``PolicySpec``) knows dwell times and switches itself: only the quorum holds it back, and silent
-replicas keep what they do. Any other has them among its parameters (``Paced``).
+Each guard is in seconds and none in ticks, so that a change of the step period changes nothing. Missing data argues against a
+change (as in Kubernetes' horizontal autoscaler): with too few replicas to judge by all stay as they are, and so does a silent one.
+How often a policy changes anything is its own to say.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 from controller.fleet.view import Replicas, ids_of
-from controller.policies.base import Decision, Observation, Paced, PolicySpec
+from controller.policies.base import Decision, Observation, PolicySpec
 from controller.protocol import NO_RULE, Content
 from nestedfp.modes import DirectiveMode
 from workload.frozen import FrozenModel
 
-MINUTE_S = 60.0
 STALE_AFTER_S = 1.0  # silence after which a snapshot is no evidence
 QUORUM = 0.5  # share of the replicas that must be ready and fresh
 WARM_UP_S = 2.0  # a replica that has been ready for less is no evidence
-
-
-@dataclass(frozen=True, slots=True)
-class GuardState:
-    """When the mode of most replicas changed."""
-
-    changed_at_s: float | None = None  # None: the mode of the start is still in force
-    switches_at_s: tuple[float, ...] = ()  # of the last minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,80 +53,27 @@ def fresh(replicas: Replicas) -> Replicas:
     return tuple([replica for replica in replicas if replica.age_s <= STALE_AFTER_S])
 
 
-def hold_for_quorum(fresh_count: int, ready_count: int) -> str | None:
-    """Hold when too few of the ready replicas are fresh to judge the cluster."""
-    if ready_count == 0:
-        return "held_no_ready_replicas"
-    return "held_by_quorum" if fresh_count == 0 or fresh_count < QUORUM * ready_count else None
-
-
-def hold_for_stale(current: DirectiveMode, wanted: DirectiveMode, stale_count: int) -> str | None:
-    """Stay in FP8 while a replica is silent: it may be the loaded one. Entering rests on fresh replicas alone."""
-    leaving = current is DirectiveMode.FP8 and wanted is not DirectiveMode.FP8
-    return "held_by_stale_replica" if leaving and stale_count > 0 else None
-
-
-def hold_for_dwell(now_s: float, current: DirectiveMode, state: GuardState, pace: Paced) -> str | None:
-    """Hold until the present mode has had its shortest stay."""
-    dwell_s = pace.dwell_fp8_s if current is DirectiveMode.FP8 else pace.dwell_fp16_s
-    if state.changed_at_s is None or now_s - state.changed_at_s >= dwell_s:
-        return None
-    return "held_by_dwell"
-
-
-def hold_for_flip_rate(now_s: float, state: GuardState, pace: Paced) -> str | None:
-    """Hold when the last minute has seen as many switches as allowed."""
-    most, times_s = pace.max_switches_per_minute, state.switches_at_s
-    if len(times_s) < most:
-        return None
-    return "held_by_flip_rate" if sum(now_s - at_s < MINUTE_S for at_s in times_s) >= most else None
-
-
-def switched(now_s: float, state: GuardState) -> GuardState:
-    """Note a switch."""
-    recent = [at_s for at_s in state.switches_at_s if now_s - at_s < MINUTE_S]
-    return GuardState(now_s, (*recent, now_s))
-
-
 def guarded_decide(
-    spec: PolicySpec[Any, Any],
-    observation: Observation,
-    policy_state: Any,
-    policy_config: FrozenModel,
-    guard_state: GuardState,
+    spec: PolicySpec[Any, Any], observation: Observation, policy_state: Any, policy_config: FrozenModel
 ) -> Plan:
-    """Ask the policy and apply every guard: first quorum; then the policy; and for a proposal to change, the rest."""
+    """Ask the policy, unless too few of the ready replicas are fresh to judge the cluster."""
     if not spec.adaptive:
         proposal, policy_state = spec.decide(observation, policy_state, policy_config)
         return Plan(proposal, proposal.mode, None, policy_state)
-    now_s, current = observation.now_s, observation.current
     ready = warmed_up(observation.replicas)
     evidence = fresh(ready)
-    if (hold := hold_for_quorum(len(evidence), len(ready))) is not None:
-        if not len(ready) and len(serving(observation.replicas)):
-            hold = "held_by_warm_up"
-        return Plan(stay(observation, hold), None, hold, policy_state)
+    if len(evidence) < max(1, QUORUM * len(ready)):
+        unready = "held_by_warm_up" if serving(observation.replicas) else "held_no_ready_replicas"
+        hold = "held_by_quorum" if ready else unready
+        stay = Decision(
+            observation.current, hold, exceptions=observation.exceptions
+        )  # but for the rule, which is not known here
+        return Plan(stay, None, hold, policy_state)
     proposal, policy_state = spec.decide(replace(observation, replicas=evidence), policy_state, policy_config)
-    silent = set(ids_of(ready)) - set(ids_of(evidence))
-    if spec.keeps_own_pace:
+    if silent := set(ids_of(ready)) - set(ids_of(evidence)):
         kept = {replica_id: observation.mode_of(replica_id) for replica_id in silent}
         proposal = replace(proposal, exceptions={**proposal.exceptions, **kept})
-        return Plan(proposal, proposal.mode, None, policy_state)
-    if proposal.mode is current:
-        return Plan(proposal, current, None, policy_state)
-    assert isinstance(policy_config, Paced), "a policy that keeps no pace of its own has one among its parameters"
-    hold = (
-        hold_for_stale(current, proposal.mode, len(ready) - len(evidence))
-        or hold_for_dwell(now_s, current, guard_state, policy_config)
-        or hold_for_flip_rate(now_s, guard_state, policy_config)
-    )
-    decision = proposal if hold is None else replace(stay(observation, hold), inputs=proposal.inputs)
-    return Plan(decision, proposal.mode, hold, policy_state)
-
-
-def stay(observation: Observation, reason: str) -> Decision:
-    """What is in force, but for the rule, which a guard does not know."""
-    return Decision(observation.current, reason, exceptions=observation.exceptions)
+    return Plan(proposal, proposal.mode, None, policy_state)
 
 
 def keep_fp8(plan: Plan, current: Content, views: Replicas) -> Plan:

@@ -6,20 +6,20 @@ what the returned ``Effects`` say. All times are seconds of the driver's monoton
 
 from dataclasses import dataclass, replace
 
-from controller.audit import DecisionRecord, Rung, StatusReport
+from controller.audit import DecisionRecord, ReplicaStatus, Rung, StatusReport
 from controller.config import STEP_PERIOD_S, ControllerConfig
 from controller.decide import overload
-from controller.decide.guards import GuardState, Plan, guarded_decide, keep_fp8, serving, switched
+from controller.decide.guards import STALE_AFTER_S, Plan, guarded_decide, keep_fp8, serving
 from controller.decide.journal import DecisionJournal
 from controller.decide.overload import measure
 from controller.decide.overrides import Override
-from controller.decide.status import status_report
+from controller.fleet import path_limit
 from controller.fleet.fleet import FORGET_AFTER_S, Fleet
-from controller.fleet.view import Replicas
-from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot
+from controller.fleet.view import Replicas, ReplicaView
+from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot, ReplicaState, Terms
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation
-from controller.protocol import NO_RULE, Content, DirectivePublisher, Terms, lease_expired
+from controller.protocol import NO_RULE, Content, DirectivePublisher, lease_expired
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import exact_steps
 
@@ -42,7 +42,6 @@ class ControlLoop:
         self._config = config
         self._spec = POLICIES[config.policy.name]
         self._policy_state = self._spec.start()
-        self._guard_state = GuardState()
         mode, rule, reason = DirectiveMode.FP16, NO_RULE, "start_in_fp16"
         if not self._spec.adaptive:
             (mode, rule), reason = config.lapsed, config.policy.name
@@ -69,7 +68,6 @@ class ControlLoop:
         new = snapshot.replica_id not in self._fleet
         if not self._fleet.on_snapshot(now_s, snapshot):
             return
-        known_epoch = self._publisher.epoch
         expired = lease_expired(snapshot)
         self._publisher.on_report(now_s, snapshot.replica_id, snapshot.epoch, snapshot.directive, expired=expired)
         if not new:
@@ -77,11 +75,8 @@ class ControlLoop:
         self._override.adopt(now_s, snapshot)  # however late it comes, if nobody has known better
         if now_s - self._began_s <= FORGET_AFTER_S:
             self._ladder = overload.rejoined(self._ladder, snapshot.desired_replicas, self._config.ladder)
-        if self._adopts_from is not None:
-            if not expired or self._spec.keeps_own_pace:
-                self._adopt(now_s, snapshot, known_epoch)
-            elif not self._adopted:
-                self._adopt_fallback(now_s)
+        if self._adopts_from is not None and (not expired or self._spec.adaptive):
+            self._adopt(now_s, snapshot)
         # Until the next step a controller that has just started would tell it what it starts with itself: admission at its full, no
         # operator's order, a policy's mode without its deadlines.
         self._decide(now_s, self._fleet.views(now_s), stepping=False)
@@ -103,7 +98,7 @@ class ControlLoop:
         return self.step(now_s)
 
     def reload(self, now_s: float, config: ControllerConfig) -> Effects:
-        """Go on under another configuration. What is in force, dwell times and the ladder's rung carry over."""
+        """Go on under another configuration. What is in force and the ladder's rung carry over."""
         if config.policy != self._config.policy:  # a state may be shaped by the parameters it was made under
             self._spec = POLICIES[config.policy.name]
             self._policy_state = self._spec.start()
@@ -153,16 +148,29 @@ class ControlLoop:
     def status(self, now_s: float) -> StatusReport:
         """What is in force, why, and how each replica stands."""
         self._begin(now_s)
-        return status_report(
-            now_s,
-            self._config,
-            self._publisher,
-            self._fleet,
-            self._override,
-            self._journal,
-            self._rung(),
-            self._ladder,
+        config, publisher, journal, ladder = self._config, self._publisher, self._journal, self._ladder
+        content, views = publisher.content, self._fleet.views(now_s)
+        return StatusReport(
+            mode=content.mode,
+            exceptions=dict(content.exceptions),
+            epoch=publisher.epoch,
+            reason=publisher.reason,
+            last_reason=journal.last_reason,
+            wanted=journal.last_wanted,
+            policy=config.policy.name,
+            slo_ttft_ms=config.slo.ttft_ms,
+            slo_tpot_ms=config.slo.tpot_ms,
+            rung=self._rung(),
+            fp8_insufficient=ladder.insufficient,
+            admission_scale=content.admission_scale,
+            desired_replicas=ladder.desired_replicas,
             since_s=0.0 if self._since_s is None else max(0.0, now_s - self._since_s),
+            rule=content.rule,
+            override=self._override.reported(now_s),
+            path_saturated=path_limit.limited_count(views) > 0,
+            replicas=tuple(_replica(view, publisher) for view in views),
+            decisions={outcome: dict(counts) for outcome, counts in journal.counts.items()},
+            config_loads=journal.reload_count,
         )
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -183,9 +191,14 @@ class ControlLoop:
         same_modes = (decided.mode, decided.exceptions) == (self._decided.mode, self._decided.exceptions)
         reason = climbed if climbed is not None and same_modes else plan.decision.reason
         self._put_in_force(now_s, decided, reason, adopting=not stepping)
-        ready = len(serving(views))
-        desired, order = self._ladder.desired_replicas, self._override.reported(now_s)
-        self._publisher.set_terms(replace(self._terms, desired_replicas=desired, replicas=ready, order=order))
+        now = {
+            "desired_replicas": self._ladder.desired_replicas,
+            "replicas": len(serving(views)),
+            "order": self._override.reported(now_s),
+        }
+        # Where engines decide, some exact and some fast, they do so without a controller too.
+        goes_on = self._spec.adaptive and decided.mode is DirectiveMode.AUTO
+        self._publisher.set_terms(self._terms.model_copy(update=now), goes_on=goes_on)
         return plan, climbed
 
     def _plan(self, now_s: float, views: Replicas) -> Plan:
@@ -195,11 +208,11 @@ class ControlLoop:
             rule = exact_steps(self._config.slo.tpot_ms) if ordered.mode is DirectiveMode.FP16 else NO_RULE
             return Plan(Decision(ordered.mode, "override", rule))
         spec, config, current = self._spec, self._config, self._decided
-        if spec.keeps_own_pace and self._adopts_from and now_s - self._began_s < self._config.lease_s:
+        if spec.adaptive and self._adopts_from and now_s - self._began_s < self._config.lease_s:
             # Until every replica that lives has said what it does, a policy would decide for those who spoke first.
             return Plan(Decision(current.mode, "held_by_adoption", current.rule, exceptions=current.exceptions))
         observation = Observation(now_s, views, current.mode, config.slo, current.exceptions)
-        plan = guarded_decide(spec, observation, self._policy_state, config.policy, self._guard_state)
+        plan = guarded_decide(spec, observation, self._policy_state, config.policy)
         self._policy_state = plan.policy_state
         if plan.held is not None:
             plan = replace(plan, decision=replace(plan.decision, rule=current.rule))
@@ -225,11 +238,8 @@ class ControlLoop:
         )
         return self._ladder.rung(degraded)
 
-    def _adopt(self, now_s: float, snapshot: ReplicaSnapshot, known_epoch: int) -> None:
-        """Start from what a predecessor left in force: a restarted controller must not end FP8 amid an overload.
-
-        Of replicas that differ the one with the highest epoch knows best; under a policy that keeps its own pace each goes on.
-        """
+    def _adopt(self, now_s: float, snapshot: ReplicaSnapshot) -> None:
+        """Start from what a predecessor left in force on each replica: a restart must not end FP8 amid an overload."""
         if snapshot.epoch == 0:  # a new replica, which nobody has told anything
             return
         assert self._adopts_from is not None, "the caller has looked"
@@ -238,39 +248,23 @@ class ControlLoop:
         if late and (self._adopts_from or not spec.adaptive):
             self._adopts_from = None
             return
-        if spec.adaptive and not spec.keeps_own_pace and snapshot.epoch < (self._adopts_from or known_epoch):
-            return
         if snapshot.rule is not None and snapshot.admission_scale < 1.0:
             self._ladder = overload.shedding(self._ladder, snapshot.admission_scale, now_s, self._config.ladder)
         self._adopts_from = max(self._adopts_from, snapshot.epoch) if spec.adaptive else None
         # A replica in auto that tells no rule does not tell all.
         if not spec.adaptive or (snapshot.directive is DirectiveMode.AUTO and rule == NO_RULE):
             return
-        mode, exceptions = snapshot.directive, {}
-        if spec.keeps_own_pace:
-            # Whom nobody has told anything decides by itself; exact replicas go by the rule too.
-            self._adopted[snapshot.replica_id] = mode
-            mode = DirectiveMode.AUTO
-            exceptions = {name: own for name, own in self._adopted.items() if own is not mode}
-            rule = rule if rule != NO_RULE else self._config.lapsed[1]
-        elif mode is not DirectiveMode.AUTO:
-            rule = NO_RULE
-        content = Content(mode, rule, exceptions, self._ladder.admission_scale)
+        # Whom nobody has told anything decides by itself; exact replicas go by the rule too.
+        self._adopted[snapshot.replica_id] = snapshot.directive
+        exceptions = {name: mode for name, mode in self._adopted.items() if mode is not DirectiveMode.AUTO}
+        rule = rule if rule != NO_RULE else self._config.lapsed[1]
+        content = Content(DirectiveMode.AUTO, rule, exceptions, self._ladder.admission_scale)
         self._put_in_force(now_s, content, "adopted_from_replica", adopting=True)
-
-    def _adopt_fallback(self, now_s: float) -> None:
-        """Leave replicas what they do without a lease, until there is evidence: a restart takes longer than the lease."""
-        if self._spec.adaptive:
-            mode, rule = self._config.lapsed
-            content = replace(self._decided, mode=mode, rule=rule if mode is DirectiveMode.AUTO else NO_RULE)
-            self._put_in_force(now_s, content, "adopted_fallback", adopting=True)
 
     def _put_in_force(self, now_s: float, decided: Content, reason: str, *, adopting: bool = False) -> None:
         """Take a decision over, and publish it."""
         before = self._decided
         if decided != before:
-            if decided.mode is not before.mode:  # another rule of the same mode is no switch
-                self._guard_state = switched(now_s, self._guard_state)
             self._decided = decided
             if not adopting and (decided.mode, decided.exceptions) != (before.mode, before.exceptions):
                 self._adopts_from = None
@@ -283,5 +277,25 @@ class ControlLoop:
 
 def _terms(config: ControllerConfig) -> Terms:
     mode, rule = config.lapsed
-    goes_on = POLICIES[config.policy.name].keeps_own_pace
-    return Terms(config.lease_s, config.slo, Fallback(mode=mode, rule=rule), goes_on)
+    return Terms(lease_s=config.lease_s, slo=config.slo, fallback=Fallback(mode=mode, rule=rule))
+
+
+def _replica(view: ReplicaView, publisher: DirectivePublisher) -> ReplicaStatus:
+    snapshot, rates = view.snapshot, view.rates
+    heard = publisher.last_heard(snapshot.replica_id)
+    shared = {name: getattr(snapshot, name) for name in ReplicaState.model_fields}
+    if heard is not None:
+        shared["epoch"], shared["directive"] = heard
+    return ReplicaStatus(
+        **shared,
+        id=snapshot.replica_id,
+        directed=publisher.content.mode_for(snapshot.replica_id),
+        acked=publisher.acked(snapshot.replica_id),
+        stale=view.age_s > STALE_AFTER_S,
+        age_s=view.age_s,
+        path_saturated=path_limit.limits(view),
+        ttft_p90_ms=snapshot.ttft.p90_ms if snapshot.ttft.count else None,
+        tpot_p90_ms=snapshot.tpot.p90_ms if snapshot.tpot.count else None,
+        arrivals_per_s=None if rates is None else rates.arrivals_per_s,
+        tokens_per_s=None if rates is None else rates.tokens_per_s,
+    )

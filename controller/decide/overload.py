@@ -360,12 +360,8 @@ def measure(
     spec = POLICIES[config.policy.name]
     if not spec.adaptive:
         degraded = True  # as far as it may be
-    elif spec.keeps_own_pace:  # it is fast, and not FP8 alone, where it gives way
+    else:  # it is fast, and not FP8 alone, where it gives way
         degraded = not any([current.mode_for(replica_id) is DirectiveMode.FP16 for replica_id in ids_of(seen)])
-    elif current.exceptions:
-        degraded = all([current.mode_for(replica_id) is DirectiveMode.FP8 for replica_id in ids_of(seen)])
-    else:
-        degraded = current.mode is DirectiveMode.FP8
     return Strain(
         now_s=now_s,
         replicas=len(seen),

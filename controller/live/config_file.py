@@ -12,8 +12,8 @@ SECTION = "controller"
 LOOK_EVERY_S = 1.0
 
 
-class ConfigFile:
-    """A configuration file.
+class ConfigFile(WatchedFile):
+    """A configuration file; looks for a change once a second at most.
 
     Args:
         path: the file; None for a controller that was given its configuration otherwise.
@@ -21,7 +21,7 @@ class ConfigFile:
 
     def __init__(self, path: str | None) -> None:
         self.path = None if path is None else Path(path)
-        self._file = WatchedFile(self.path, LOOK_EVERY_S, now_s=0.0)
+        super().__init__(self.path, LOOK_EVERY_S, now_s=0.0)
 
     def read(self) -> ControllerConfig:
         """Read and check the section.
@@ -62,7 +62,3 @@ class ConfigFile:
         except ValueError as error:
             return given, str(error)
         return found, None
-
-    def changed(self, now_s: float) -> bool:
-        """Whether the file has changed since the last look that said so; looks once a second at most."""
-        return self._file.changed(now_s)

@@ -6,9 +6,7 @@ controller's clock; everything else has its unit in its name.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Generic, TypeVar
-
-from pydantic import Field
+from typing import Generic, TypeVar
 
 from controller.fleet.view import Replicas
 from nestedfp.modes import DirectiveMode
@@ -51,17 +49,6 @@ class Decision:
         return self.exceptions.get(replica_id, self.mode)
 
 
-class Paced(FrozenModel):
-    """Parameters of a policy that does not keep its own pace: how fast its changes of the directive may follow each other.
-
-    Azure's bursts last 20 s at the median, so that FP8 is entered within seconds and then held for about as long.
-    """
-
-    dwell_fp16_s: Annotated[float, Field(ge=0)] = 2.0  # shortest stay in FP16, or in auto
-    dwell_fp8_s: Annotated[float, Field(ge=0)] = 20.0  # shortest stay in FP8
-    max_switches_per_minute: Annotated[int, Field(ge=1)] = 6
-
-
 ConfigT = TypeVar("ConfigT", bound=FrozenModel)
 StateT = TypeVar("StateT")
 
@@ -74,6 +61,3 @@ class PolicySpec(Generic[ConfigT, StateT]):
     decide: Callable[[Observation, StateT, ConfigT], tuple[Decision, StateT]]
     start: Callable[[], StateT]  # what it remembers before anything has been observed
     adaptive: bool  # False: the answer depends on the configuration only, so no guard may hold it back
-    # True: it says itself which replicas change, and how often: no dwell time and no switch rate holds it back, and a silent
-    # replica keeps its own mode alone. Without a controller a replica goes on as it is.
-    keeps_own_pace: bool = False

@@ -109,7 +109,7 @@ def decide(observation: Observation, state: State, config: ExactFirst) -> tuple[
         load = (state.prompt_tokens_per_s or 0.0) * state.ratio
         high = max(load, state.burst_tokens_per_s * state.ratio / BURST_OVER)
         state = _starving(now_s, high, known, before, state, config)
-        wanted, reason = _wanted(now_s, load, high, known, before, state, config)
+        wanted, reason = _wanted(now_s, high, known, before, state, config)
         inputs = (
             ("load_tokens_per_s", load),
             ("limit_tokens_per_s", limit(known, wanted, config)),
@@ -130,7 +130,7 @@ def limit(views: Replicas, exact: Collection[str], config: ExactFirst) -> float:
 
 
 def _wanted(
-    now_s: float, load: float, high: float, views: Replicas, before: frozenset[str], state: State, config: ExactFirst
+    now_s: float, high: float, views: Replicas, before: frozenset[str], state: State, config: ExactFirst
 ) -> tuple[frozenset[str], str]:
     """Return the exact replicas: fewer by ``high``, the load with what came at once."""
     # Those with the fewest requests change: their answers are neither exact nor fast as a whole.
@@ -214,4 +214,4 @@ def _decision(
     return Decision(DirectiveMode.AUTO, reason, rule, inputs, exceptions)
 
 
-SPEC = PolicySpec(ExactFirst, decide, State, adaptive=True, keeps_own_pace=True)
+SPEC = PolicySpec(ExactFirst, decide, State, adaptive=True)

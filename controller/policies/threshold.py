@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from controller.fleet import path_limit
 from controller.fleet.view import ReplicaView
 from controller.messages import LatencyWindow
-from controller.policies.base import Decision, Observation, Paced, PolicySpec
+from controller.policies.base import Decision, Observation, PolicySpec
 from nestedfp.modes import DirectiveMode
 from workload.frozen import FrozenModel
 from workload.slo import Slo
@@ -45,7 +45,7 @@ class Hysteresis(FrozenModel):
         return self
 
 
-class Threshold(Paced):
+class Threshold(FrozenModel):
     """Thresholds of the policy ``threshold``; null switches a signal off.
 
     TPOT leaves at half of where it enters because FP8 steps are up to twice as fast: a higher ``leave`` would be met by the
@@ -57,7 +57,7 @@ class Threshold(Paced):
     waiting_tokens: Hysteresis | None = Hysteresis(enter=8192, leave=1024)
     ttft_ratio: Hysteresis | None = Hysteresis(enter=0.9, leave=0.45)
     tpot_ratio: Hysteresis | None = Hysteresis(enter=0.9, leave=0.45)
-    leave_after_s: Annotated[float, Field(ge=0)] = 2.0  # the dwell times hold besides
+    leave_after_s: Annotated[float, Field(ge=0)] = 4.0  # bursts that come again meet FP8 still in force
     tolerated_share: Annotated[float, Field(ge=0, lt=1)] = 0.05  # of the replicas, whose troubles count for nothing
 
     @model_validator(mode="after")
@@ -84,11 +84,14 @@ def decide(observation: Observation, state: State, config: Threshold) -> tuple[D
     blocking = next((name for name, _, leaving, band in signals if leaving >= band.leave), None)
     calm_since_s = None if blocking else now_s if state.calm_since_s is None else state.calm_since_s
     limited = path_limit.limited_count(observation.replicas)
+    # Or some of them, as a controller before this one has left them.
+    fp8 = [view for view in observation.replicas if observation.mode_of(view.replica_id) is DirectiveMode.FP8]
+    in_fp8 = bool(fp8) and observation.current is not DirectiveMode.FP16
 
     mode = DirectiveMode.FP8
     if over is not None:
         reason = f"{over}_over_enter"
-    elif observation.current is not DirectiveMode.FP8:
+    elif not in_fp8:
         mode, reason = DirectiveMode.FP16, path_limit.REASON if limited else "below_enter"
     elif blocking is not None:
         reason = f"{blocking}_over_leave"

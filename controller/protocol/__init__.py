@@ -35,7 +35,7 @@ its admission scale is 1.
 """
 
 from controller.protocol.follower import DirectiveFollower, InForce
-from controller.protocol.publisher import NO_RULE, Content, DirectivePublisher, Terms, lease_expired
+from controller.protocol.publisher import NO_RULE, Content, DirectivePublisher, lease_expired
 
 __all__ = [
     "NO_RULE",
@@ -43,6 +43,5 @@ __all__ = [
     "DirectiveFollower",
     "DirectivePublisher",
     "InForce",
-    "Terms",
     "lease_expired",
 ]

@@ -26,8 +26,6 @@ class InForce:
 class DirectiveFollower:
     """The replica's end. A restarted replica starts at epoch 0 and catches up with its first call.
 
-    One thread may take directives while others ask what is in force.
-
     Args:
         replica_id: goes into the acknowledgements.
         mode: what is in force without a lease, until a directive brings another one, and without an order of the operator.

@@ -6,10 +6,9 @@ Times are seconds of the controller's monotonic clock.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from controller.messages import Directive, Fallback, ReplicaSnapshot, StandingOrder
+from controller.messages import Directive, Fallback, ReplicaSnapshot, Terms
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
-from workload.slo import Slo
 
 NO_RULE = StepRule()
 
@@ -28,21 +27,6 @@ class Content:
         return self.exceptions.get(replica_id, self.mode)
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What comes with a directive besides, and raises no epoch: the next renewal brings it soon enough. None: not reported."""
-
-    lease_s: float  # how long a replica may act on a directive without hearing of it again
-    slo: Slo | None = None
-    fallback: Fallback | None = None  # None: the replica's own
-    goes_on: bool = (
-        False  # without a lease a replica goes on as the directive has it, unless that is an operator's order
-    )
-    desired_replicas: int | None = None  # for the autoscaler
-    replicas: int | None = None  # ready ones
-    order: StandingOrder | None = None  # the operator's
-
-
 class DirectivePublisher:
     """The controller's end.
 
@@ -55,7 +39,7 @@ class DirectivePublisher:
     def __init__(
         self, terms: Terms, mode: DirectiveMode, rule: StepRule = NO_RULE, reason: str = "start", epoch: int = 1
     ) -> None:
-        self.terms = terms
+        self.terms, self._goes_on = terms, False
         self.content = Content(mode, rule)
         self.reason = reason
         self.epoch = epoch
@@ -71,31 +55,27 @@ class DirectivePublisher:
             self.content, self.reason = content, reason
             self._raise_above(now_s, self.epoch)
 
-    def set_terms(self, terms: Terms) -> None:
-        """Change what comes with every directive."""
-        if terms != self.terms:
-            self.terms = terms
+    def set_terms(self, terms: Terms, *, goes_on: bool = False) -> None:
+        """Change what comes with every directive.
+
+        Args:
+            goes_on: without a lease a replica goes on as the directive has it, unless that is an operator's order.
+        """
+        if (terms, goes_on) != (self.terms, self._goes_on):
+            self.terms, self._goes_on = terms, goes_on
             self._made.clear()
 
     def directive_for(self, replica_id: str) -> Directive:
         """The directive of one replica, with a full lease."""
-        content, terms = self.content, self.terms
+        content, terms = self.content, dict(self.terms)
         mode = content.mode_for(replica_id)
         if (made := self._made.get(mode)) is not None:
             return made
-        goes_on = terms.goes_on and terms.order is None
+        if self._goes_on and self.terms.order is None:
+            terms["fallback"] = Fallback(mode=mode, rule=content.rule)
+        scale = content.admission_scale
         made = self._made[mode] = Directive(
-            epoch=self.epoch,
-            mode=mode,
-            lease_s=terms.lease_s,
-            reason=self.reason,
-            rule=content.rule,
-            admission_scale=content.admission_scale,
-            slo=terms.slo,
-            fallback=Fallback(mode=mode, rule=content.rule) if goes_on else terms.fallback,
-            desired_replicas=terms.desired_replicas,
-            order=terms.order,
-            replicas=terms.replicas,
+            **terms, epoch=self.epoch, mode=mode, reason=self.reason, rule=content.rule, admission_scale=scale
         )
         return made
 

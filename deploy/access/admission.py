@@ -99,13 +99,19 @@ class Place:
         Calls beyond the request's prompts change nothing: beams go on from prompts that are counted already.
 
         Raises:
-            NoRoom: the request is larger than was thought, and there is no room for it.
+            NoRoom: the request is more than twice as large as was thought, and there is no room for it; nothing changes then.
         """
         if not self._open_prompts:
             return
         self._open_prompts -= 1
+        door = self._admission
         exact = self._asked.samples * (prompt_tokens + min(self._output_tokens, most_output_tokens))
-        self._admission.resize(self, exact - self._estimate)
+        more = exact - self._estimate
+        # A chat's template and tools, which no estimate knows, are no reason to refuse what is in already.
+        if more > self.tokens and door.inside > self.sequences:
+            door._check_tokens(more, SHARES[self.priority], self.priority)
+        self.tokens += more
+        door.tokens_inside += more
 
     def leave(self, completion_tokens: int = 0) -> None:
         """The request has ended, however it did.
@@ -113,7 +119,17 @@ class Place:
         Args:
             completion_tokens: of all its sequences. Without one the engine has not answered, and no place became free in it.
         """
-        self._admission.leave(self, completion_tokens)
+        door = self._admission
+        assert door._by_class[self.priority] >= self.sequences, "leave without enter"
+        door._advance()
+        if completion_tokens:
+            mean = completion_tokens / self.sequences
+            door._usual_output_tokens += USUAL_WEIGHT * (mean - door._usual_output_tokens)
+            if door._has_queue:
+                door._pace.freed(self.sequences, self.tokens)
+        door.inside -= self.sequences
+        door._by_class[self.priority] -= self.sequences
+        door.tokens_inside -= self.tokens
 
 
 class Admission:
@@ -221,31 +237,6 @@ class Admission:
         self._by_class[priority] += asked.sequences
         self.tokens_inside += tokens
         return Place(self, asked, priority, tokens)
-
-    def resize(self, place: Place, more_tokens: int) -> None:
-        """Count a request as so many tokens more, or less.
-
-        Raises:
-            NoRoom: it is more than twice as large as was thought, and there is no room for that; nothing changes then.
-        """
-        # A chat's template and tools, which no estimate knows, are no reason to refuse what is in already.
-        if more_tokens > place.tokens and self.inside > place.sequences:
-            self._check_tokens(more_tokens, SHARES[place.priority], place.priority)
-        place.tokens += more_tokens
-        self.tokens_inside += more_tokens
-
-    def leave(self, place: Place, completion_tokens: int) -> None:
-        """A request has ended; see ``Place.leave``."""
-        assert self._by_class[place.priority] >= place.sequences, "leave without enter"
-        self._advance()
-        if completion_tokens:
-            mean = completion_tokens / place.sequences
-            self._usual_output_tokens += USUAL_WEIGHT * (mean - self._usual_output_tokens)
-            if self._has_queue:
-                self._pace.freed(place.sequences, place.tokens)
-        self.inside -= place.sequences
-        self._by_class[place.priority] -= place.sequences
-        self.tokens_inside -= place.tokens
 
     def late(self, priority: Priority) -> NoRoom:
         """Return what a request hears, and count it, whose queue deadline was up in front of the engine."""

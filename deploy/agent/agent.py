@@ -8,22 +8,22 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from controller.config import RENEW_S, REPORT_PERIOD_S, ControllerConfig
-from controller.messages import ReplicaSnapshot
+from controller.messages import Directive, ReplicaSnapshot
 from controller.protocol import DirectiveFollower
 from deploy.access.admission import Admission
-from deploy.agent.enforcement import Enforcement
-from deploy.agent.standing_call import Call, StandingCall
 from deploy.front.context import PathMeter
-from deploy.metrics.replica_page import AgentReading
 from deploy.replica.health_routes import DEAD, EngineHung
 from nestedfp.answers import Answer
 
 log = logging.getLogger(__name__)
 
 EngineCall = Callable[..., Awaitable[Any]]  # (utility name, *arguments) -> result
+# (acknowledgement, token of the directive seen last) -> what ControllerActor.next_directive answers
+Call = Callable[[dict[str, Any] | None, str | None], Awaitable[dict[str, Any] | None]]
 REPORT_TIMEOUT_S = 2.0
 ENGINE_TIMEOUT_S = 2.0  # the engine answers between two steps; one that does not may be in a long step, or hang
 LATE_AFTER_S = 3.0  # a new request had better go to another replica, if there is one
@@ -31,7 +31,9 @@ HUNG_AFTER_S = 8.0  # no step of a sound engine takes so long; Serve then asks t
 # Requests in an engine found to hang are ended then: before Serve ends the replica, which would cut them off without a word.
 GIVEN_UP_AFTER_S = 2.0
 WATCH_PERIOD_S = 0.25
-LATE = 2.0  # times RENEW_S: the controller has not answered the call for directives
+# A controller that has not answered by then hangs, has been replaced, or its answer was lost: soon enough to cost no lease.
+CALL_TIMEOUT_S = 2 * RENEW_S
+PAUSE_S = 0.1  # after a call that failed: a new controller is there soon
 
 
 class ReplicaAgent:
@@ -41,12 +43,15 @@ class ReplicaAgent:
         replica_id: the name of the replica in the controller's status.
         engine: calls a utility of the engine core by name.
         report: sends a snapshot to the controller; raises where that cannot be reached.
-        call: waits for the controller's next directive; see ``StandingCall``.
+        call: waits for the controller's next directive; may raise while no controller can be reached.
         config: objectives, and the policy, from which follows what holds when the controller's lease runs out.
         admission: the replica's admission control, whose scale the controller sets; None: a replica without one.
         meter: of the path that the replica's requests take; None: a replica without one.
         dead: whether the engine has ended. Its process may end while nobody waits for an answer of it.
         give_up: ends every request that is in the engine with an error.
+
+    Attributes:
+        stats: the engine's newest statistics (``nestedfp_stats``); None before its first answer.
     """
 
     def __init__(
@@ -69,19 +74,17 @@ class ReplicaAgent:
         self._admission = admission or Admission(None, sequences=1)
         self._started_s = time.monotonic()
         self._follower = DirectiveFollower(replica_id, *config.lapsed)
-        self._enforcement = Enforcement(self._follower, self._admission, engine, lambda: time.monotonic())
-        # Soon enough that an answer which was lost costs no lease.
-        self._standing_call = StandingCall(call, self._enforcement.take, LATE * RENEW_S, self._has_asked)
+        self._call = call
+        self._applied: dict[str, Any] | None = None  # what the engine was told last
         self._meter = meter or PathMeter()
         self._meter.slo = config.slo
-        self._stats: dict[str, Any] | None = None
+        self.stats: dict[str, Any] | None = None
         self._stats_at_s = 0.0
         self._seq = 0
         self._following: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._lapsed = True  # there is no lease
         self._asked = asyncio.Event()  # the controller, once, whether or not it has answered
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- life cycle ----------------------------------------------------------------------------------------------------
 
@@ -91,59 +94,90 @@ class ReplicaAgent:
         No request comes before: one that comes while an operator's override holds must not meet the fallback.
         """
         self._started_s = time.monotonic()
-        self._loop = asyncio.get_running_loop()
-        await self._enforcement.put_in_force()
+        await self._put_in_force()
         self._stats_at_s = self._started_s
-        loops = (self._poll_engine(), self._watch_engine(), self._report(), self._meter.probe())
+        loops = (self._poll_engine(), self._watch_engine(), self._report(), self._listen(), self._meter.probe())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
-        self._standing_call.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPORT_TIMEOUT_S + ENGINE_TIMEOUT_S):
                 await self._asked.wait()
 
     async def stop(self) -> None:
-        """End the loops, and the thread and the line where directives come past them."""
+        """End the loops."""
         tasks = [*self._tasks, *([self._following] if self._following is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(self._standing_call.stop)
-        self._enforcement.close()
 
     # -- directives ----------------------------------------------------------------------------------------------------
 
-    def _has_asked(self) -> None:
-        if self._loop is not None and not self._asked.is_set():
-            self._loop.call_soon_threadsafe(self._asked.set)
+    async def _listen(self) -> None:
+        """Wait for the controller's next directive, in one call after another; the acknowledgement goes with the next one."""
+        ack: dict[str, Any] | None = None
+        seen: str | None = None
+        reachable = True
+        while True:
+            try:
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    answer = await self._call(ack, seen)
+                if not reachable:
+                    log.info("the controller answers the call for directives again")
+                reachable, ack = True, None
+                if answer is not None:
+                    seen = answer["token"]
+                    ack = await self._take(answer["directive"])
+                    self._asked.set()
+                    continue
+            except Exception as error:
+                if reachable:
+                    log.warning(
+                        "the controller does not answer the call for directives (%r); the directive holds until its lease ends",
+                        error,
+                    )
+                reachable, ack = False, None  # whoever answers next learns from the snapshots what is in force
+                self._asked.set()
+            await asyncio.sleep(PAUSE_S)
+
+    async def _take(self, directive: dict[str, Any]) -> dict[str, Any] | None:
+        """Take a directive; return the acknowledgement, None where the next step does not run under it yet."""
+        _, ack = self._follower.on_directive(time.monotonic(), Directive.model_validate(directive))
+        self._follow()
+        if self._following is not None:
+            await asyncio.wait({self._following}, timeout=RENEW_S)  # an engine in a long step must not cost the lease
+        acked: dict[str, Any] = ack.model_dump(mode="json")
+        return acked if self._wanted() is None else None
 
     def _follow(self) -> None:
         """Have the engine follow, beside the reports: one that hangs must not keep its replica from saying so."""
         if self._dead() or not (self._following is None or self._following.done()):
             return
-        self._following = asyncio.create_task(self._enforcement.put_in_force())
+        self._following = asyncio.create_task(self._put_in_force())
         self._following.add_done_callback(_log_failure)
 
-    # -- what others ask -----------------------------------------------------------------------------------------------
+    async def _put_in_force(self) -> None:
+        """Bring the engine in line with the follower; it answers between two steps."""
+        while (wanted := self._wanted()) is not None:
+            await self._engine("nestedfp_set_directive", wanted)
+            self._applied = wanted
 
-    def view(self) -> AgentReading | None:
-        """What a page of metrics shows of this replica; None before the engine's first answer."""
-        if self._stats is None:
-            return None
-        now_s = time.monotonic()
-        force = self._follower.in_force(now_s)
-        return AgentReading(
-            stats=self._stats,
-            stats_age_s=max(0.0, now_s - self._stats_at_s),
-            directive=force.mode,
-            lease_remaining_s=self._follower.lease_remaining_s(now_s),
-            slo_evaluated=self._meter.slo_evaluated,
-            within_slo=self._meter.within_slo,
-        )
+    def _wanted(self) -> dict[str, Any] | None:
+        """The directive that the engine must be told; None: it knows. Admission follows at once."""
+        force = self._follower.in_force(time.monotonic())
+        self._admission.scale = force.admission_scale
+        wanted = {"mode": force.mode.value, "epoch": force.epoch, "rule": asdict(force.rule)}
+        return None if wanted == self._applied else wanted
+
+    # -- what others ask -----------------------------------------------------------------------------------------------
 
     @property
     def directed(self) -> str:
         """The mode in force: fp16, fp8 or auto."""
         return self._follower.in_force(time.monotonic()).mode.value
+
+    @property
+    def lease_remaining_s(self) -> float:
+        """How long the controller's word still holds; 0: the fallback is in force."""
+        return self._follower.lease_remaining_s(time.monotonic())
 
     @property
     def desired_replicas(self) -> int | None:
@@ -161,7 +195,7 @@ class ReplicaAgent:
     @property
     def stalled_s(self) -> float:
         """How long the engine has had work and made no step, by its newest statistics and their age; 0: it has none."""
-        progress_age_s = None if self._stats is None else self._stats.get("progress_age_s")
+        progress_age_s = None if self.stats is None else self.stats.get("progress_age_s")
         return 0.0 if progress_age_s is None else progress_age_s + self.stats_age_s
 
     @property
@@ -212,7 +246,7 @@ class ReplicaAgent:
                         return
                     log.warning("the engine has not answered for %.0f s", time.monotonic() - self._stats_at_s)
                 stats: dict[str, Any] = call.result()
-                self._stats, self._stats_at_s = stats, time.monotonic()
+                self.stats, self._stats_at_s = stats, time.monotonic()
                 self._admission.engine_has(stats["running"], stats["waiting"])
             except Exception as error:
                 if self._dead():
@@ -248,7 +282,7 @@ class ReplicaAgent:
                 self._follow()
                 if (latest := self._follower.latest) is not None and latest.slo is not None:
                     self._meter.slo = latest.slo
-                if self._stats is not None:
+                if self.stats is not None:
                     await self._report_once(began_s)
             except Exception:
                 log.exception("snapshot failed; trying again")
@@ -256,15 +290,15 @@ class ReplicaAgent:
 
     async def _report_once(self, now_s: float) -> None:
         snapshot = self.snapshot(now_s).model_dump(mode="json")
-        with contextlib.suppress(Exception):  # the standing call says so in the log
+        with contextlib.suppress(Exception):  # the call for directives says so in the log
             # Not wait_for: up to Python 3.11 that may swallow a cancellation.
             async with asyncio.timeout(REPORT_TIMEOUT_S):
                 await self._send(snapshot)
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """Build the replica's snapshot from the newest engine statistics."""
-        assert self._stats is not None, "no snapshot before the engine's first answer"
-        stats = dict(self._stats)
+        assert self.stats is not None, "no snapshot before the engine's first answer"
+        stats = dict(self.stats)
         self._seq += 1
         force = self._follower.in_force(now_s)
         age_s = max(0.0, now_s - self._stats_at_s)

@@ -1,7 +1,6 @@
-"""The replica's ways to its controller, an actor of its deployment: for the event loop, and for a thread beside it."""
+"""The replica's way to its controller, an actor of its deployment."""
 
 import asyncio
-from concurrent.futures import Future
 from typing import Any
 
 from ray import serve
@@ -19,27 +18,24 @@ class ServeControllerLink:
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
         self._actor: Any = None
-        self._last: Future[Any] | None = None
 
     async def report(self, snapshot: dict[str, Any]) -> None:
-        try:
-            actor = self._actor or await asyncio.to_thread(self._found)
-            await actor.report.remote(snapshot)
-        except BaseException:
-            self._actor = None
-            raise
+        await self._ask("report", snapshot)
 
-    def next_directive(self, ack: dict[str, Any] | None, seen: str | None) -> "Future[dict[str, Any] | None]":
-        """Ask for the next directive, for one thread; the answer comes from one of Ray's own threads.
+    async def next_directive(self, ack: dict[str, Any] | None, seen: str | None) -> dict[str, Any] | None:
+        """Wait for the next directive.
 
         Raises:
             ValueError: there is no controller at the moment.
         """
-        if self._last is not None and not (self._last.done() and self._last.exception() is None):
-            self._actor = self._last = None
-        self._last = (self._actor or self._found()).next_directive.remote(self._replica_id, ack, seen).future()
-        return self._last
+        directive: dict[str, Any] | None = await self._ask("next_directive", self._replica_id, ack, seen)
+        return directive
 
-    def _found(self) -> Any:
-        self._actor = actor = serve.get_deployment_actor(CONTROLLER_ACTOR)
-        return actor
+    async def _ask(self, method: str, *args: Any) -> Any:
+        try:
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(serve.get_deployment_actor, CONTROLLER_ACTOR)
+            return await getattr(self._actor, method).remote(*args)
+        except BaseException:
+            self._actor = None
+            raise

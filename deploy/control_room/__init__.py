@@ -1,4 +1,4 @@
 """The control room: a page at ``/control`` that shows what the controller does, and lets an operator override it.
 
-``page`` is what the browser gets, ``samples`` the timelines, ``feed`` what every open page asks for.
+``page`` is what the browser gets, ``feed`` what every open page asks for.
 """

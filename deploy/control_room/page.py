@@ -15,16 +15,10 @@ def _hash(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
-def _put(html: str, placeholder: str, text: str) -> str:
-    if html.count(placeholder) != 1:
-        raise ValueError(f"room.html: expected {placeholder!r} once, got it {html.count(placeholder)} times")
-    return html.replace(placeholder, text)
-
-
 _STYLE = (FOLDER / "room.css").read_text()
 # The charts are made once the rest is there, and before the first event has come.
 _SCRIPT = f'"use strict";\n(() => {{\n{(FOLDER / "room.js").read_text()}{(FOLDER / "charts.js").read_text()}}})();\n'
-HTML = _put(_put((FOLDER / "room.html").read_text(), "/* room.css */", _STYLE), "/* room.js */", _SCRIPT)
+HTML = (FOLDER / "room.html").read_text().replace("/* room.css */", _STYLE).replace("/* room.js */", _SCRIPT)
 
 PRIVATE = {
     "Cache-Control": "no-store",

@@ -33,7 +33,7 @@ PAUSED_AFTER_S = 1.0  # a write that has waited for so long waits for a client t
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """One request of a replica; made by ``PathMeter.arrive``, wants one ``ended``."""
+    """One request of a replica; made by ``PathMeter.arrive``, wants one ``PathMeter.left``."""
 
     meter: "PathMeter"
     arrived_s: float  # all times but those of the engine: of the meter's clock
@@ -98,18 +98,6 @@ class RequestContext:
             self.failed = self.refusal(no_room)
             raise self.failed from None
 
-    async def tries(self, grammars: Any, params: Any) -> None:
-        """Have the grammar of a prompt tried, where there is one, for as long as the request may wait for the engine.
-
-        Args:
-            grammars: ``deploy.front.checks.grammars.Grammars``; None: nothing is tried.
-
-        Raises:
-            Refused: it is none that the engine can use, or nobody could find out in time.
-        """
-        if grammars is not None:
-            await grammars.check(params, self.left_s)
-
     @property
     def left_s(self) -> float | None:
         """How long the request may still wait in front of the engine; None: as long as it takes, since a part of it is there."""
@@ -117,12 +105,18 @@ class RequestContext:
             return None
         return max(0.0, self.reach_by_s - self.meter.clock())
 
-    def hands_over(self) -> None:
-        """The engine is about to be given a prompt.
+    async def hands_over(self, grammars: Any, params: Any) -> None:
+        """The engine is about to be given a prompt, whose grammar is tried first for as long as the request may wait.
+
+        Args:
+            grammars: ``deploy.front.checks.grammars.Grammars``; None: nothing is tried.
 
         Raises:
+            Refused: the grammar is none that the engine can use, or nobody could find out in time.
             Exception: the request's queue deadline is up, or another prompt of it has failed.
         """
+        if grammars is not None:
+            await grammars.check(params, self.left_s)
         if self.failed is None and self.left_s == 0.0:
             self.failed = self.late()
         if self.failed is not None:
@@ -201,10 +195,6 @@ class RequestContext:
         """Tokens that the engine has answered with, also where vLLM hands them on at the end alone."""
         return max(self.completion_tokens, self.counts.output_tokens)
 
-    def ended(self) -> None:
-        """The request has left, however it did."""
-        self.meter.left(self)
-
     def access(self, now_s: float) -> dict[str, Any]:
         """What the access log says of the request, at its end; what is not known is None."""
         begun = self.first_s is not None or self.outcome is RequestOutcome.OK
@@ -266,7 +256,7 @@ class PathMeter:
         self._in_path = 0
 
     def arrive(self, arrived_s: float) -> RequestContext:
-        """A request has arrived; each wants an ``ended``."""
+        """A request has arrived; each wants one ``left``."""
         request = RequestContext(self, arrived_s)
         self._open.add(request)
         self._in_path += 1
@@ -282,7 +272,7 @@ class PathMeter:
         self._deliveries.add(self.clock(), max(0.0, took_s) * 1e3)
 
     def left(self, request: RequestContext) -> None:
-        """A request has ended."""
+        """A request has left, however it did."""
         self._open.discard(request)
         if (answer := request.answer) is not None:
             self.requests.answered(answer)

@@ -122,7 +122,7 @@ class Generate:
             context.outcome = RequestOutcome.FAILED
             raise
         finally:
-            context.ended()
+            self._meter.left(context)
 
     async def _admitted(self, route: Route, scope: Any, receive: Any, send: Any, context: RequestContext) -> None:
         headers = context.headers = dict(scope["headers"])

@@ -36,8 +36,7 @@ class GenerateCall:
             Refused: its grammar does not compile, or not in time, or its queue deadline is up.
             Exception: what vLLM says of a request that it refuses.
         """
-        await context.tries(self.grammars, self.params)
-        context.hands_over()
+        await context.hands_over(self.grammars, self.params)
         collector = await self.client.add_request(self.request_id, self.prompt, self.params, **self.options)
         context.submitted(self.prompt)
         return collector
@@ -74,8 +73,7 @@ class EngineClientProxy:
         self, context: RequestContext, prompt: Any, params: Any, request_id: str, options: dict[str, Any]
     ) -> Any:
         try:
-            await context.tries(self._grammars, params)
-            context.hands_over()
+            await context.hands_over(self._grammars, params)
             context.submitted(prompt)
             async for output in self._client.generate(prompt, params, request_id, **options):
                 # A stream's outputs bring what is new, an answer in one piece has one output.

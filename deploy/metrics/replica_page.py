@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,7 +11,6 @@ from controller.messages import PathStats
 from deploy.access.admission import Admission
 from deploy.metrics import openmetrics
 from deploy.metrics.bulk import BulkHistogram
-from deploy.metrics.request_metrics import RequestMetrics
 from nestedfp.modes import DirectiveMode
 from nestedfp.vllm_plugin.serving.engine_families import by, engine_families, gauge, states
 
@@ -19,32 +18,19 @@ from nestedfp.vllm_plugin.serving.engine_families import by, engine_families, ga
 SHARED_PREFIXES = ("vllm:", "process_", "python_gc_")
 
 
-class AgentReading(NamedTuple):
-    """What the replica's agent knows at one moment."""
-
-    stats: Mapping[str, Any]  # the engine's newest statistics (PrecisionMixin.nestedfp_stats)
-    stats_age_s: float
-    directive: DirectiveMode  # in force
-    lease_remaining_s: float
-    slo_evaluated: int
-    within_slo: int
-
-
-def agent_families(view: AgentReading) -> Iterator[Metric]:
+def agent_families(agent: Any, meter: Any) -> Iterator[Metric]:
     """Yield what the control plane's end of the replica knows."""
-    yield gauge("nestedfp_engine_stats_age_seconds", "Age of the engine's statistics on this page", view.stats_age_s)
-    yield states(
-        "nestedfp_directive", "Directive in force on the replica", "mode", list(DirectiveMode), view.directive.value
-    )
+    yield gauge("nestedfp_engine_stats_age_seconds", "Age of the engine's statistics on this page", agent.stats_age_s)
+    yield states("nestedfp_directive", "Directive in force on the replica", "mode", list(DirectiveMode), agent.directed)
     yield gauge(
         "nestedfp_lease_remaining_seconds",
         "How long the controller's word still holds; 0: the fallback is in force",
-        view.lease_remaining_s,
+        agent.lease_remaining_s,
     )
     yield CounterMetricFamily(
-        "nestedfp_slo_judged_requests", "Requests held against the objectives", value=view.slo_evaluated
+        "nestedfp_slo_judged_requests", "Requests held against the objectives", value=meter.slo_evaluated
     )
-    yield CounterMetricFamily("nestedfp_slo_met_requests", "Of those, requests that met them", value=view.within_slo)
+    yield CounterMetricFamily("nestedfp_slo_met_requests", "Of those, requests that met them", value=meter.within_slo)
 
 
 def path_families(path: PathStats, admission: Admission) -> Iterator[Metric]:
@@ -72,7 +58,7 @@ class ReplicaMetrics:
 
     Args:
         labels: on every sample: application, replica, model.
-        requests: counted by the replica's front.
+        meter: of the replica's requests (``deploy.front.context.PathMeter``).
         admission: the replica's admission control.
         layers: linear layers of the first rank by how they are stored: ``{"nested": 12, "listed": 0, "plain": 1}``; empty:
             a plain engine.
@@ -82,29 +68,29 @@ class ReplicaMetrics:
     def __init__(
         self,
         labels: Mapping[str, str],
-        requests: RequestMetrics,
+        meter: Any,
         admission: Admission,
         layers: Mapping[str, int],
         histograms: Iterable[BulkHistogram] = (),
     ) -> None:
         self._labels = dict(labels)
-        self._requests = requests
+        self._meter = meter
         self._admission = admission
         self._layers = dict(layers)
         self._histograms = list(histograms)
         self._page_s = 0.0
 
-    def text(self, view: AgentReading | None, path: PathStats) -> str:
-        """Return the page. ``view`` is None for a plain engine, or before the engine's first answer."""
+    def text(self, agent: Any, path: PathStats) -> str:
+        """Return the page. ``agent`` is the replica's (``deploy.agent.agent.ReplicaAgent``); None: a plain engine."""
         began_s = time.perf_counter()
         for histogram in self._histograms:
             histogram.flush()
         families = [family for family in REGISTRY.collect() if family.name.startswith(SHARED_PREFIXES)]
-        if view is not None:
-            families += engine_families(view.stats, view.stats_age_s)
-            families += agent_families(view)
+        if agent is not None and agent.stats is not None:
+            families += engine_families(agent.stats, agent.stats_age_s)
+            families += agent_families(agent, self._meter)
         families += path_families(path, self._admission)
-        families += self._requests.collect()
+        families += self._meter.requests.collect()
         if self._layers:
             families.append(
                 by(GaugeMetricFamily, "nestedfp_layers", "Linear layers by how they are stored", "kind", self._layers)

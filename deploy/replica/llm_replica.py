@@ -1,7 +1,6 @@
 """One replica: the engine, its control-plane agent, and the methods that the controller calls."""
 
 import asyncio
-import contextlib
 import logging
 import sys
 import time
@@ -45,9 +44,8 @@ from nestedfp.vllm_plugin.options import rounds_kv
 
 log = logging.getLogger(__name__)
 
-STEP_SECONDS_TIMEOUT_S = 1.0
-# How long the event loop may keep the interpreter from the thread that waits for directives, which asks for it some six times on a
-# directive's way. Python's own 5 ms would make 30 of them.
+# After which a thread that makes a page or renders a chat hands the interpreter back to the event loop, which has tokens to write;
+# Python's own 5 ms would be a third of a step.
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -83,7 +81,6 @@ class NestedFPServer:
         given = self._http.access_log_folder
         folder = serve_logs() if given is None else Path(given).expanduser()
         self._meter = PathMeter(log=open_log(folder, name).add if self._http.access_log else None)
-        self._step_seconds: dict[str, float] = {}
         # At the start; a plain engine has no precisions.
         self._checked: dict[str, Any] = {"probe_s": {}, "self_checks": []}
         self._inexact: Inexact | None = None
@@ -144,20 +141,12 @@ class NestedFPServer:
         bulk.lean_statistics()
         histograms = bulk.take_over(self.engine.client)
         self._flushing = asyncio.create_task(bulk.flush_for_ever(histograms))
-        return ReplicaMetrics(self._labels, self._meter.requests, self._admission, layers, histograms)
+        return ReplicaMetrics(self._labels, self._meter, self._admission, layers, histograms)
 
     async def metrics_page(self) -> str:
         """Return the replica's metrics (OpenMetrics); called by its HTTP server, and by the application's page."""
-        view = None if self._agent is None else self._agent.view()
-        if view is not None:
-            # An engine inside a long step, or a dead one: what it said last stands.
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(STEP_SECONDS_TIMEOUT_S):
-                    self._step_seconds = await self.engine.call("nestedfp_step_seconds")
-            seconds = {f"step_s_{mode}": value for mode, value in self._step_seconds.items()}
-            view = view._replace(stats={**view.stats, **seconds})
         # In a thread: some ten milliseconds during which tokens are to be written.
-        return await asyncio.to_thread(self._page.text, view, self._meter.stats(time.monotonic()))
+        return await asyncio.to_thread(self._page.text, self._agent, self._meter.stats(time.monotonic()))
 
     async def _show_metrics(self) -> Shown:
         return Shown(200, CONTENT_TYPE, (await self.metrics_page()).encode())
@@ -196,9 +185,7 @@ class NestedFPServer:
 
     async def _show_room(self) -> Shown:
         agent = self._agent
-        if agent is None or (reading := agent.view()) is None:
-            return room_page("", None, 0.0)
-        return room_page(agent.directed, reading.stats, reading.stats_age_s)
+        return room_page("", None, 0.0) if agent is None else room_page(agent.directed, agent.stats, agent.stats_age_s)
 
     async def __del__(self) -> None:
         # Serve calls it at the end of a drain.

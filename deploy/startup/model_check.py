@@ -34,7 +34,6 @@ def check_model(config: DeployConfig) -> None:
 
     from deploy.app import engine_kwargs
     from deploy.replica.arguments import ENGINE, SERVER, parsed
-    from deploy.startup.accelerator import resolve
 
     names = SERVER | ENGINE.keys()
     for name in config.engine.extra:
@@ -48,7 +47,7 @@ def check_model(config: DeployConfig) -> None:
         raise ConfigError(f"engine.extra.speculative_config.model: expected a checkpoint's folder, got {drafter!r}")
     read_config(config.model.folder)
     try:
-        engine, front = parsed(engine_kwargs(config, resolve(config.engine.accelerator)))
+        engine, front = parsed(engine_kwargs(config))
         check_adapters(config, engine, front)
     except ValueError as error:
         raise ConfigError(f"engine.extra: {cause(error)}") from None
@@ -80,10 +79,9 @@ def check_engine(config: DeployConfig) -> None:
     """
     from deploy.app import engine_kwargs
     from deploy.replica.arguments import parsed
-    from deploy.startup.accelerator import resolve
 
     try:
-        parsed({**engine_kwargs(config, resolve(config.engine.accelerator)), **ONE_RANK})[0].create_engine_config()
+        parsed({**engine_kwargs(config), **ONE_RANK})[0].create_engine_config()
     except ValueError as error:
         raise ConfigError(f"model {config.model.path!r}: {cause(error)}") from None
 

@@ -4,7 +4,6 @@
     weights/       the quantisation method ``nestedfp``: nested layers and experts, the choice of their kernels
     loading/       whether a load has set all of a model to finite values
     scheduling/    decides the precision of every step, attaches it to the SchedulerOutput, counts tokens
-    directives/    the line by which the service directs an engine
     ranks/         applies the attached precision around the model's forward pass; CUDA graphs, timing, self-check
     frontend.py    checks requests, and hands their token counts to the front end
     serving/       a plain ``vllm serve``: pins, disclosure, metrics, directives, the SLO from the start

@@ -353,4 +353,4 @@ def test_a_snapshot_brings_the_next_decision_before_its_time(monkeypatch: pytest
         await replicas.report(actor, waiting=10, waiting_tokens=100_000)
         await until(lambda: replicas.modes() == {"fp8"})
 
-    drive(test, config={**FAST, "policy": {"name": "threshold", "dwell_fp16_s": 0}})
+    drive(test)

@@ -32,9 +32,7 @@ class Said:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     policy = Said()
-    spec: PolicySpec[Any, Any] = PolicySpec(
-        threshold.Threshold, policy.decide, threshold.SPEC.start, adaptive=True, keeps_own_pace=True
-    )
+    spec: PolicySpec[Any, Any] = PolicySpec(threshold.Threshold, policy.decide, threshold.SPEC.start, adaptive=True)
     for module in ("loop", "overload"):
         monkeypatch.setattr(f"controller.decide.{module}.POLICIES", {**POLICIES, "threshold": spec})
     return policy

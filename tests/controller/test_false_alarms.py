@@ -2,16 +2,13 @@
 
 from typing import Any
 
-import pytest
 from control_cluster import Cluster, make_loop
 
 from controller.config import ControllerConfig
-from controller.policies import POLICIES
 from controller.protocol import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8
-ADAPTIVE = [name for name, spec in POLICIES.items() if spec.adaptive and not spec.keeps_own_pace]
 OVERLOAD = {"tokens_per_s": 3000, "oldest_wait_s": 2.0, "waiting": 20, "waiting_tokens": 9000}
 COLD_STEP = {"step_ms_fp16": 600.0, "step_ms_fp8": None}
 
@@ -20,10 +17,9 @@ def entries(cluster: Cluster) -> list[float]:
     return [r.now_s for r in cluster.records if r.to_mode is FP8 and r.from_mode is not FP8]
 
 
-@pytest.mark.parametrize("policy", ADAPTIVE)
-def test_the_slow_first_steps_of_a_fresh_replica_bring_no_fp8(policy: str) -> None:
+def test_the_slow_first_steps_of_a_fresh_replica_bring_no_fp8() -> None:
     """A replica that replaces a crashed one gets its first request minutes later: a step of 0.6 s, then ever faster ones."""
-    cluster = Cluster(make_loop(policy)).run(5, tokens_per_s=0, running=0)
+    cluster = Cluster(make_loop("threshold")).run(5, tokens_per_s=0, running=0)
     cluster.followers["r1"] = DirectiveFollower("r1", *ControllerConfig().lapsed)
     fresh: dict[str, Any] = {"ready_for_s": 300.0, "tokens_fp16": 0}
     idle = {"running": 0, "tokens_per_s": 0}
@@ -43,9 +39,8 @@ def test_a_lone_replica_that_computes_its_first_requests_is_waited_for() -> None
     assert (cluster.status.mode, cluster.status.last_reason) == (FP16, "held_by_warm_up")
 
 
-@pytest.mark.parametrize("policy", ADAPTIVE)
-def test_a_replica_that_is_slow_for_ten_seconds_is_not_cold_but_overloaded(policy: str) -> None:
-    cluster = Cluster(make_loop(policy))
+def test_a_replica_that_is_slow_for_ten_seconds_is_not_cold_but_overloaded() -> None:
+    cluster = Cluster(make_loop("threshold"))
     cluster.run(15, tokens_per_s=0, step_ms_fp16=3000.0, oldest_wait_s=5.0, waiting=30, waiting_tokens=9000)
     assert cluster.modes == {FP8}
 

@@ -65,12 +65,12 @@ def test_a_reload_that_changes_no_content_keeps_the_epoch() -> None:
     assert cluster.loop.directive_for("r0").slo.ttft_ms == 900
 
 
-def test_a_reload_is_no_way_round_the_dwell_and_keeps_an_override() -> None:
+def test_a_reload_ends_no_fp8_before_its_time_and_keeps_an_override() -> None:
     cluster = Cluster(make_loop()).run(2).run(1, **HOT)
-    other = ControllerConfig.model_validate({"policy": {"name": "threshold", "dwell_fp8_s": 19}})
+    other = ControllerConfig.model_validate({"policy": {"name": "threshold", "leave_after_s": 19}})
     cluster.carry_out(cluster.loop.reload(cluster.now_s, other))
     cluster.run(5)
-    assert (cluster.modes, cluster.status.last_reason) == ({FP8}, "held_by_dwell")
+    assert (cluster.modes, cluster.status.last_reason) == ({FP8}, "calm_too_short")
     cluster.carry_out(cluster.loop.override(cluster.now_s, FP16))
     cluster.carry_out(cluster.loop.reload(cluster.now_s, make_config("static_fp8")))
     assert cluster.modes == {FP16}

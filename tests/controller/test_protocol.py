@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from controller.config import ControllerConfig
-from controller.messages import Directive, DirectiveAck, Fallback
-from controller.protocol import Content, DirectiveFollower, DirectivePublisher, Terms
+from controller.messages import Directive, DirectiveAck, Fallback, Terms
+from controller.protocol import Content, DirectiveFollower, DirectivePublisher
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 
@@ -16,7 +16,7 @@ FALLBACK = ControllerConfig().lapsed
 
 
 def make_publisher(mode: DirectiveMode = FP16, **options: Any) -> DirectivePublisher:
-    return DirectivePublisher(Terms(LEASE_S), mode, **options)
+    return DirectivePublisher(Terms(lease_s=LEASE_S), mode, **options)
 
 
 def make_directive(epoch: int, mode: DirectiveMode = FP8, rule: StepRule | None = None) -> Directive:
@@ -103,7 +103,7 @@ def test_a_word_that_an_acknowledgement_has_overtaken_takes_it_back_no_more() ->
 
 def test_each_replica_is_told_its_own_mode_and_to_go_on_with_it_under_a_policy_that_says_so() -> None:
     publisher = make_publisher()
-    publisher.set_terms(Terms(LEASE_S, fallback=Fallback(), goes_on=True))
+    publisher.set_terms(Terms(lease_s=LEASE_S, fallback=Fallback()), goes_on=True)
     publisher.set_content(1.0, Content(FP16, exceptions={"r1": FP8}), "x")
     told = [publisher.directive_for(name) for name in ("r0", "r1")]
     assert [(each.mode, each.epoch, each.lease_s) for each in told] == [(FP16, 2, LEASE_S), (FP8, 2, LEASE_S)]

@@ -58,7 +58,7 @@ def test_after_a_lapse_a_restarted_controller_takes_no_deadlines_away_before_it_
     cluster.loop = make_loop("threshold")
     for _ in range(5):
         assert cluster.run(0.1, tokens_per_s=200, **HOT).modes == {AUTO}
-    assert cluster.status.last_reason == "held_by_warm_up"
+    assert cluster.status.last_reason == "held_by_adoption"
     assert cluster.run(5, **HOT).modes == {FP8}
 
 

@@ -53,7 +53,7 @@ def test_a_stream_is_logged_once_when_it_has_left_with_its_times(meter, clock, l
     passage.counts.update(a=TokenCounts(1, 0, 0, 0, 2, 0), b=TokenCounts(0, 1, 0, 0, 0, 3))
     passage.finished()
     assert not lines
-    passage.ended()
+    passage.meter.left(passage)
     (access,) = lines
     assert access.pop("time") > 0
     assert access == {
@@ -66,7 +66,7 @@ def test_a_stream_is_logged_once_when_it_has_left_with_its_times(meter, clock, l
 def test_a_client_that_left_before_the_first_byte_has_no_status(meter, lines):
     passage = meter.arrive(0.0)
     passage.outcome = RequestOutcome.LEFT
-    passage.ended()
+    passage.meter.left(passage)
     assert (lines[0]["outcome"], lines[0]["status"], lines[0]["ttft_ms"]) == ("left", None, None)
 
 
@@ -137,5 +137,5 @@ def test_an_answer_that_fails_inside_its_stream_says_so(meter, clock, lines):
     passage.writing()
     passage.wrote(1)
     passage.outcome = RequestOutcome.FAILED
-    passage.ended()
+    passage.meter.left(passage)
     assert (lines[0]["outcome"], lines[0]["status"]) == ("failed", 200)

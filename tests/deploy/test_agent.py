@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from deploy.agent.agent import ReplicaAgent
 from deploy.front.context import PathMeter
 from deploy.metrics.request_metrics import Answered
 from nestedfp.answers import Answer
-from nestedfp.vllm_plugin.directives.directive_receiver import OPEN, open_line
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
 STATS = {
@@ -27,6 +25,14 @@ STATS = {
     "tokens_fp8": 0,
     "step_ms_fp16": None,
     "step_ms_fp8": None,
+    **{
+        "step_s_fp16": 0.5,
+        "step_s_fp8": 0.0,
+        "drafted_fp16": 4,
+        "drafted_fp8": 0,
+        "accepted_fp16": 2,
+        "accepted_fp8": 0,
+    },
     "waiting": 1,
     "waiting_tokens": 5,
     "oldest_wait_s": 0.25,
@@ -45,8 +51,8 @@ class Engine:
         self.directives = []
 
     async def __call__(self, utility, *args):
-        if utility == OPEN:
-            return open_line(self.directives.append, args[0])
+        if utility == "nestedfp_set_directive":
+            return self.directives.append(args[0])
         return dict(STATS)
 
 
@@ -62,16 +68,15 @@ class Controller:
         if isinstance(self.directive, Exception):
             raise self.directive
 
-    def call(self, ack, seen):
+    async def call(self, ack, seen):
         """Answer at once what the caller has not seen, and nothing else."""
-        answer = Future()
         if isinstance(self.directive, Exception):
             raise self.directive
         if self.directive is None:
-            answer.set_result(None)
-        elif seen != str(self.directive["epoch"]):
-            answer.set_result({"token": str(self.directive["epoch"]), "directive": self.directive})
-        return answer
+            return None
+        if seen == str(self.directive["epoch"]):
+            await asyncio.Event().wait()
+        return {"token": str(self.directive["epoch"]), "directive": self.directive}
 
 
 def directive(epoch, mode, lease_s=600.0):
@@ -94,8 +99,8 @@ def run(scenario, controller, admission=None, meter=None, engine=None, policy="d
 
 
 async def apply(agent, directive):
-    """As the thread of the standing call does."""
-    return await asyncio.to_thread(agent._enforcement.take, directive)
+    """As the answer to the agent's call."""
+    return await agent._take(directive)
 
 
 async def until(condition, limit_s=60.0):
@@ -135,7 +140,7 @@ def test_an_operators_fp16_outlives_the_lease_until_its_own_time_is_over(agents_
         override = {"mode": "fp16", "remaining_s": 60.0}
         await apply(agent, {**directive(1, "fp16", lease_s=2.0), "order": override})
         agents_clock.now_s += 59.0
-        await until(lambda: agent.view() is not None and agent.view().lease_remaining_s == 0)
+        await until(lambda: agent.stats is not None and agent.lease_remaining_s == 0)
         held = (agent.directed, engine.directives[-1]["mode"])
         agents_clock.now_s += 1.5
         await until(lambda: engine.directives[-1]["mode"] == "auto")
@@ -152,7 +157,7 @@ def test_a_snapshot_carries_queue_and_latencies_and_waiting_grows_with_its_age(a
         passage.submitted()
         for _ in range(3):
             passage.wrote(1)
-        await until(lambda: agent.view() is not None)  # the engine says no more after it
+        await until(lambda: agent.stats is not None)  # the engine says no more after it
         agents_clock.now_s += 1.0
         await until(lambda: controller.snapshots and controller.snapshots[-1]["stats_age_s"] > 0)
 
@@ -285,7 +290,7 @@ def test_what_is_in_an_engine_that_hangs_is_given_up_after_it_takes_no_more_and_
 
     async def scenario(agent, engine):
         await until(lambda: engine.answers == 1)
-        await until(lambda: agent.view() is not None)
+        await until(lambda: agent.stats is not None)
         controller.directive = directive(4, "fp8")  # the engine will not take it
         agents_clock.now_s += 0.2
         assert agent.engine_is_late
@@ -315,7 +320,7 @@ def test_a_pause_of_the_replicas_own_process_costs_no_request(monkeypatch):
     given_up = []
 
     async def scenario(agent, engine):
-        await until(lambda: agent.view() is not None)
+        await until(lambda: agent.stats is not None)
         for _ in range(3):
             time.sleep(0.8)  # nothing in this process runs meanwhile
             assert agent.stats_age_s > 0.3

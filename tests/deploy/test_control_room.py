@@ -12,8 +12,7 @@ from fastapi import HTTPException
 from hand_clock import HandClock
 
 from deploy.control_room import page
-from deploy.control_room.feed import Feed
-from deploy.control_room.samples import StatusHistory
+from deploy.control_room.feed import Feed, StatusHistory
 from deploy.haproxy import launcher
 from nestedfp import admin_key
 

@@ -266,7 +266,7 @@ def test_replicas_fetch_no_url_of_a_client_unless_its_domain_is_allowed(
     for name, value in deployment_options(found)["ray_actor_options"]["runtime_env"]["env_vars"].items():
         if name.startswith("VLLM_MEDIA"):
             monkeypatch.setenv(name, value)
-    domains = engine_kwargs(found, "cpu")["allowed_media_domains"]
+    domains = engine_kwargs(found)["allowed_media_domains"]
     arguments = EngineArgs(model=str(tmp_path), allowed_media_domains=domains)  # no name that a hub would be asked for
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
         server.asked = []
@@ -296,7 +296,7 @@ def test_every_option_of_the_engine_that_the_service_has_reaches_it(tmp_path):
     for field in shared:
         if field.name not in other:
             other[field.name] = not field.default if isinstance(field.default, bool) else field.default + 1
-    kwargs = engine_kwargs(load(write(tmp_path, **{f"engine__{name}": value for name, value in other.items()})), "cpu")
+    kwargs = engine_kwargs(load(write(tmp_path, **{f"engine__{name}": value for name, value in other.items()})))
     assert kwargs["additional_config"]["nestedfp"] == {**other, "slo": None}
     assert len(shared) >= 9
     assert all(other[field.name] != field.default for field in shared)

@@ -44,7 +44,7 @@ def test_an_engine_that_answers_and_makes_no_step_is_noticed_and_one_without_wor
     monkeypatch.setattr("deploy.agent.agent.time", SimpleNamespace(monotonic=clock))
 
     async def scenario(agent, engine):
-        await until(lambda: agent.view() is not None)
+        await until(lambda: agent.stats is not None)
         agent.check_engine()
         engine.progress_age_s = 0.1
         await until(lambda: agent.stalled_s > 0)

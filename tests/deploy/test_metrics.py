@@ -1,5 +1,7 @@
 """Pages of metrics: what is on them, and that another parser reads them as OpenMetrics."""
 
+from types import SimpleNamespace
+
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -12,9 +14,8 @@ from deploy.access.priority import Priority
 from deploy.front.context import PathMeter
 from deploy.metrics import controller_families, openmetrics
 from deploy.metrics.bulk import BulkHistogram, lean_statistics
-from deploy.metrics.replica_page import AgentReading, ReplicaMetrics
-from deploy.metrics.request_metrics import RequestMetrics, RequestOutcome
-from nestedfp.modes import DirectiveMode
+from deploy.metrics.replica_page import ReplicaMetrics
+from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
@@ -44,11 +45,11 @@ def value(text, name, **labels):
     return samples(text)[name, frozenset(labels.items())]
 
 
-def replica_page(replica="r1", requests=None, **changes):
-    view = AgentReading({**STATS, **changes}, 0.5, DirectiveMode.AUTO, 1.5, slo_evaluated=10, within_slo=9)
+def replica_page(replica="r1", meter=None, **changes):
+    agent = SimpleNamespace(stats={**STATS, **changes}, stats_age_s=0.5, directed="auto", lease_remaining_s=1.5)
     labels = LABELS | {"replica": replica}
-    metrics = ReplicaMetrics(labels, requests or RequestMetrics(), Admission(8, 4), {"nested": 12, "plain": 1})
-    return metrics.text(view, PathStats(in_path=3, wait_p90_ms=20.0, delivery_p90_ms=4))
+    metrics = ReplicaMetrics(labels, meter or PathMeter(), Admission(8, 4), {"nested": 12, "plain": 1})
+    return metrics.text(agent, PathStats(in_path=3, wait_p90_ms=20.0, delivery_p90_ms=4))
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ def test_refusals_have_their_reason_and_class_and_are_there_from_the_start():
     admission.enter(Asked(prompt_tokens=7))
     with pytest.raises(NoRoom):
         admission.enter(priority=Priority.BATCH)
-    text = ReplicaMetrics(LABELS, RequestMetrics(), admission, {}).text(None, PathStats())
+    text = ReplicaMetrics(LABELS, PathMeter(), admission, {}).text(None, PathStats())
     found = {
         (dict(labels)["reason"], dict(labels)["priority"]): value
         for (name, labels), value in samples(text).items()
@@ -109,7 +110,7 @@ def test_refusals_have_their_reason_and_class_and_are_there_from_the_start():
 
 
 def test_a_plain_engine_has_a_page_as_well():
-    text = ReplicaMetrics(LABELS, RequestMetrics(), Admission(None, 4), {}).text(None, PathStats())
+    text = ReplicaMetrics(LABELS, PathMeter(), Admission(None, 4), {}).text(None, PathStats())
     assert value(text, "nestedfp_open_requests", **LABELS) == 0
     assert "nestedfp_tokens" not in text
 
@@ -126,11 +127,11 @@ def test_a_request_is_counted_once_when_it_leaves_and_its_latency_when_it_ended_
     passage.writing()
     passage.wrote(1)
     passage.finished()
-    passage.ended()
+    passage.meter.left(passage)
     left = meter.arrive(10.0)
     left.outcome = RequestOutcome.LEFT
-    left.ended()
-    text = replica_page(requests=meter.requests)
+    left.meter.left(left)
+    text = replica_page(meter=meter)
     assert value(text, "nestedfp_requests_total", outcome="ok", **LABELS) == 1
     assert value(text, "nestedfp_requests_total", outcome="left", **LABELS) == 1
     labels = {"precision": "exact", "asked": "exact", "key": "team-a", **LABELS}
@@ -202,13 +203,13 @@ def status_of(config=None):
 
 
 def test_the_families_of_the_controller_follow_from_its_status():
-    status = status_of() | {"mode": "fp8", "epoch": 7, "rung": "shed", "decisions": {"held": {"held_by_dwell": 3}}}
+    status = status_of() | {"mode": "fp8", "epoch": 7, "rung": "shed", "decisions": {"held": {"held_by_quorum": 3}}}
     text = openmetrics.render(controller_families.families(status), {"application": "a"})
     assert value(text, "nestedfp_controller_directive", mode="fp8", application="a") == 1
     assert value(text, "nestedfp_controller_rung", rung="shed", application="a") == 1
     assert value(text, "nestedfp_controller_replicas", state="known", application="a") == 0
     assert value(text, "nestedfp_controller_up", application="a") == 1
-    assert value(text, "nestedfp_decisions_total", outcome="held", reason="held_by_dwell", application="a") == 3
+    assert value(text, "nestedfp_decisions_total", outcome="held", reason="held_by_quorum", application="a") == 3
 
 
 def test_a_silent_controller_is_down_and_nothing_else_is_said_of_it():

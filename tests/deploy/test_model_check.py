@@ -95,9 +95,9 @@ def test_a_parser_of_tool_calls_is_used_without_another_word():
 
     data = yaml.safe_load((ROOT / "deploy" / "configs" / "demo.yaml").read_text())
     config = DeployConfig.model_validate(data)
-    assert "enable_auto_tool_choice" not in engine_kwargs(config, "cpu")
+    assert "enable_auto_tool_choice" not in engine_kwargs(config)
     data["engine"]["extra"] = {"tool_call_parser": "hermes"}
-    kwargs = engine_kwargs(DeployConfig.model_validate(data), "cpu")
+    kwargs = engine_kwargs(DeployConfig.model_validate(data))
     assert (kwargs["tool_call_parser"], kwargs["enable_auto_tool_choice"]) == ("hermes", True)
     assert "hermes" in ToolParserManager.list_registered()
 

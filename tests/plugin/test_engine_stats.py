@@ -51,13 +51,13 @@ def test_a_step_takes_what_its_device_says_not_what_a_late_look_makes_of_it(monk
         scheduled = engine.schedule()
         now_s = looked_s
         engine.finish(scheduled, since_last_s=since_last_s)
-        return engine.scheduler.nestedfp_step_seconds()["fp16"]
+        return engine.scheduler.nestedfp_stats()["step_s_fp16"]
 
     before = step(1000.020, None)
     assert before == pytest.approx(0.020), "where no device keeps the time"
     assert step(1000.040, 0.020) - before == pytest.approx(0.020)
     # As if the host had launched another step meanwhile: the device was done 6 ms before the host looked.
-    before = engine.scheduler.nestedfp_step_seconds()["fp16"]
+    before = engine.scheduler.nestedfp_stats()["step_s_fp16"]
     assert step(1000.055, 0.009) - before == pytest.approx(0.009, abs=1e-4)
 
 

@@ -48,8 +48,25 @@ class Route:
         return asked_of(request)
 
     def is_plain(self, request: Any) -> bool:
-        """Whether the answer is a stream that this front writes by itself."""
-        return is_plain(request, self.chat)
+        """Whether a streamed request asks for nothing but text: this front then writes the stream by itself."""
+        options = request.stream_options
+        plain = (
+            request.stream
+            and (request.n or 1) == 1
+            and not request.echo
+            and not request.return_token_ids
+            and request.prompt_logprobs is None
+            and not request.logprob_token_ids
+            and not request.use_beam_search
+            and not (options and options.continuous_usage_stats)
+        )
+        if not plain:
+            return False
+        if self.chat:
+            return not (request.logprobs or request.tools or request.return_prompt_text)
+        prompt = request.prompt
+        one = isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int))
+        return one and request.logprobs is None
 
     def answer(self, result: Any) -> dict[str, Any]:
         """Return vLLM's answer in one piece as what becomes JSON."""
@@ -74,28 +91,6 @@ class Route:
     def last_words(self, body: bytes) -> bytes:
         """Return the event with which a broken stream ends."""
         return error_events(body)
-
-
-def is_plain(request: Any, chat: bool) -> bool:
-    """Whether a streamed request asks for nothing but text."""
-    options = request.stream_options
-    plain = (
-        request.stream
-        and (request.n or 1) == 1
-        and not request.echo
-        and not request.return_token_ids
-        and request.prompt_logprobs is None
-        and not request.logprob_token_ids
-        and not request.use_beam_search
-        and not (options and options.continuous_usage_stats)
-    )
-    if not plain:
-        return False
-    if chat:
-        return not (request.logprobs or request.tools or request.return_prompt_text)
-    prompt = request.prompt
-    one = isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int))
-    return one and request.logprobs is None
 
 
 def routes(state: Any) -> dict[str, Route]:

@@ -16,7 +16,6 @@ from nestedfp.hooks import around
 from nestedfp.modes import DirectiveMode, Mode
 from nestedfp.steps.rows.row_state import MOST_PLANNED, Decode, Prompt, RowState, first_due_s, fullness
 from nestedfp.steps.step_rule import StepRule, choose
-from nestedfp.vllm_plugin.directives import directive_receiver
 from nestedfp.vllm_plugin.ranks.timing.step_ends import SINCE_LAST_S
 from nestedfp.vllm_plugin.scheduling.deadline_watch import next_due_s, steady_s
 from nestedfp.vllm_plugin.scheduling.mixins.control import EngineControl
@@ -277,12 +276,6 @@ def _set_directive(core: Any, directive: dict[str, Any]) -> Any:
     return _with_workers_answers(core).nestedfp_set_directive(directive)
 
 
-def _open_directive_line(core: Any, path: str) -> None:
-    # The workers are asked here and now, in the core's own thread; the line's thread may not.
-    scheduler = _with_workers_answers(core)
-    directive_receiver.open_line(scheduler.nestedfp_set_directive, path)
-
-
 def _asks_workers_first(add_request: Any, core: Any, *args: Any, **kwargs: Any) -> None:
     """An SLO may be in force without a directive, so a core asks its workers before its first request."""
     _with_workers_answers(core)
@@ -296,11 +289,9 @@ def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Any:
     around.put(EngineCore, "add_request", _asks_workers_first)
     # Utilities are looked up as attributes of the engine core by name; see EngineCoreProc._handle_client_request.
     EngineCore.nestedfp_set_directive = _set_directive
-    EngineCore.nestedfp_open_directive_line = _open_directive_line
     EngineCore.nestedfp_step_costs = lambda core: _with_workers_answers(core).nestedfp_step_costs()
     EngineCore.nestedfp_warmed_up = lambda core: core.scheduler.nestedfp_warmed_up()
     EngineCore.nestedfp_stats = lambda core: core.scheduler.nestedfp_stats()
-    EngineCore.nestedfp_step_seconds = lambda core: core.scheduler.nestedfp_step_seconds()
     EngineCore.nestedfp_layers = lambda core: core.model_executor.collective_rpc("nestedfp_layers")[0]
     EngineCore.nestedfp_self_checks = lambda core: core.model_executor.collective_rpc("nestedfp_self_check")
     vllms_own = copy.copy(vllm_config.scheduler_config)

@@ -64,10 +64,7 @@ class Endpoints:
 
     async def _refresh(self) -> None:
         try:
-            _COLLECTOR.stats = {
-                **await asyncio.wait_for(self.stats(), STATS_S),
-                **{f"step_s_{mode}": s for mode, s in (await self._call("nestedfp_step_seconds")).items()},
-            }
+            _COLLECTOR.stats = await asyncio.wait_for(self.stats(), STATS_S)
         except Exception:  # a dead engine, or one in a long step: vLLM's own families stay readable
             _COLLECTOR.stats = {}
 

@@ -57,11 +57,11 @@ def test_what_goes_wrong_right_after_a_request_was_let_in_frees_its_place(monkey
     admission, meter = Admission(8, 8, tokens=1000), PathMeter()
     entered = []
 
-    def breaks(request, chat):
+    def breaks(route, request):
         entered.append(admission.inside)
         raise RuntimeError("a field that nobody thought of")
 
-    monkeypatch.setattr(text, "is_plain", breaks)
+    monkeypatch.setattr(text.Route, "is_plain", breaks)
     with pytest.raises(RuntimeError, match="nobody thought of"):
         ask(front(admission=admission, meter=meter), body={**GOOD, "prompt": ["a", "b"], "n": 3})
     assert entered == [6], "the sequences that the engine would compute"

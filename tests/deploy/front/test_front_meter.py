@@ -32,7 +32,7 @@ def test_times_count_from_the_arrival_to_the_bytes_written(meter, clock):
         clock.now_s += 0.03
         write(passage, clock, tokens)
     passage.finished()
-    passage.ended()
+    passage.meter.left(passage)
     ttft, tpot = meter.windows(clock.now_s)
     assert (ttft.count, ttft.p50_ms) == (1, pytest.approx(100, rel=0.02))
     assert (tpot.count, tpot.p90_ms) == (2, pytest.approx(30, rel=0.02))

@@ -12,7 +12,7 @@ from deploy.access.peers import PeerView
 from deploy.front.context import PathMeter
 from deploy.front.generate import Generate
 from deploy.front.handover import GenerateCall
-from deploy.front.routes.text import Route, is_plain
+from deploy.front.routes.text import Route
 from deploy.front.streams import Frame
 from deploy.metrics.request_metrics import RequestOutcome
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts, usage_of
@@ -180,6 +180,10 @@ def completion_events(serving, request, numbered, prompts=1):
     return serving.completion_stream_generator(request, inputs, numbered, "id", 1, "m", prompts, None, metadata)
 
 
+def plain(request, chat):
+    return Route(type(request), None, "", chat).is_plain(request)
+
+
 @pytest.mark.parametrize("include_usage", [False, True], ids=["", "usage asked for"])
 @pytest.mark.parametrize("chat", [False, True], ids=["completion", "chat"])
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
@@ -188,7 +192,7 @@ def test_both_say_the_same(beginning, ending, chat, include_usage):
     outputs = [*beginning, ending]
     options = {"stream_options": {"include_usage": True}} if include_usage else {}
     request = request_of(chat, **options)
-    assert is_plain(request, chat)
+    assert plain(request, chat)
     ours = asyncio.run(lean(outputs_of(outputs), chat, include_usage))
     theirs = asyncio.run(vllms(outputs_of(outputs), chat, request, counts_of(outputs)))
     assert events(ours) == events(theirs)
@@ -313,10 +317,10 @@ def test_what_needs_more_than_text_goes_to_vllms_generator(chat, body):
         **({"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}),
     }
     request = (ChatCompletionRequest if chat else CompletionRequest).model_validate({**base, **body})
-    assert not is_plain(request, chat)
+    assert not plain(request, chat)
 
 
 @pytest.mark.parametrize("prompt", ["x", [1, 2]])
 def test_one_prompt_as_text_or_ids_is_plain(prompt):
-    assert is_plain(CompletionRequest(model="m", prompt=prompt, stream=True), chat=False)
-    assert not is_plain(CompletionRequest(model="m", prompt=prompt), chat=False)
+    assert plain(CompletionRequest(model="m", prompt=prompt, stream=True), chat=False)
+    assert not plain(CompletionRequest(model="m", prompt=prompt), chat=False)

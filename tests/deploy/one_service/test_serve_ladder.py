@@ -21,10 +21,7 @@ LADDER: dict[str, Any] = {
     "policy": {
         "name": "threshold",
         "wait_ratio": {"enter": 1.0, "leave": 0.5},
-        "leave_after_s": 0,
-        "dwell_fp16_s": 0.5,
-        "dwell_fp8_s": 2,
-        "max_switches_per_minute": 60,
+        "leave_after_s": 2,
     },
     "ladder": {
         "shed": True,

@@ -51,10 +51,6 @@ class EngineControl(RequestClasses):
         self._totals.forget_durations()
         self._watch.use(self._step_costs)
 
-    def nestedfp_step_seconds(self) -> dict[str, float]:
-        """Return how many seconds the steps of each precision have taken since the start."""
-        return {mode.value: seconds for mode, seconds in self._totals.seconds.items()}
-
     def nestedfp_stats(self) -> dict[str, Any]:
         """Return the engine's counters and queue state; totals count from the start of the engine.
 
@@ -86,6 +82,8 @@ class EngineControl(RequestClasses):
             "fp8_pays_from_tokens": None if self._step_costs is None else self._step_costs.fp8_pays_from(),
             "step_ms_fp16": totals.step_ms[Mode.FP16],
             "step_ms_fp8": totals.step_ms[Mode.FP8],
+            "step_s_fp16": totals.seconds[Mode.FP16],
+            "step_s_fp8": totals.seconds[Mode.FP8],
             "waiting": len(waiting),
             "blocked": len(self._blocked),
             "waiting_tokens": waiting_tokens,

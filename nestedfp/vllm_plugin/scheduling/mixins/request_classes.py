@@ -49,8 +49,7 @@ class RequestClasses(WaitingRequests):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         options = PluginOptions.of(self.vllm_config)
-        # Mode, rule and epoch, replaced together: another thread may do so (directive_receiver.py).
-        self._in_force = (*options.directive(), 0)
+        self._in_force = (*options.directive(), 0)  # mode, rule and epoch
         self._step_costs: StepCosts | None = None
         self._fp16_only = False  # no layer has an FP8 mode
         self._rounds_kv = rounds_kv(self.vllm_config)
