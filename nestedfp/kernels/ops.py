@@ -52,11 +52,6 @@ def exact_rows() -> int:
     return rows
 
 
-def is_mixed() -> bool:
-    """Return whether ``set_mixed`` is in force."""
-    return exact_rows() != 0
-
-
 def get_mode() -> Mode:
     """Return the precision in force, FP8 with ``set_mixed``. A new process starts in FP16."""
     return _MODES[_OPS.get_mode()]

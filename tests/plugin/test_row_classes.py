@@ -68,10 +68,10 @@ def test_a_gpu_gets_the_exact_rows_first(on_hopper):
 def test_a_cpu_gets_a_mask_of_rows_when_the_model_runs():
     seen = []
     batch = SimpleNamespace(req_ids=["b", "a", "e", "c", "d"])
-    runner = SimpleNamespace(input_batch=batch, _model_forward=lambda: seen.append(ops.is_mixed()))
+    runner = SimpleNamespace(input_batch=batch, _model_forward=lambda: seen.append(ops.exact_rows() != 0))
     row_classes.install_on_cpu(runner)
     row_classes.begin_step(Mode.FP8, step("ae"))
-    assert (ops.get_mode(), ops.is_mixed()) == (Mode.FP16, False)
+    assert (ops.get_mode(), ops.exact_rows() != 0) == (Mode.FP16, False)
     runner._model_forward()
     row_classes.begin_step(Mode.FP8, step(()))
     runner._model_forward()
