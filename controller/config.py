@@ -57,7 +57,7 @@ class ControllerConfig(FrozenModel):
     policy: PolicyConfig = Deadlines()
     ladder: LadderConfig = LadderConfig()  # what comes when FP8 is not enough
     slo: Slo = Slo()
-    lease_s: Annotated[float, Field(ge=2 * RENEW_S, le=3600)] = 2.0  # each answer to a replica's call renews it
+    lease_s: Annotated[float, Field(ge=3 * RENEW_S, le=3600)] = 2.0  # each answer to a replica's call renews it
     reload_on_change: bool = False  # take the file up again whenever it changes, besides when the operator asks
 
     @model_validator(mode="after")

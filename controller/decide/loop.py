@@ -23,6 +23,9 @@ from controller.protocol import NO_RULE, Content, DirectivePublisher, lease_expi
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import exact_steps
 
+HELD_BY_ADOPTION = "held_by_adoption"
+ADOPTION_S = 2.0  # every replica that lives has said what it does by then
+
 
 @dataclass(frozen=True, slots=True)
 class Effects:
@@ -197,7 +200,9 @@ class ControlLoop:
             "order": self._override.reported(now_s),
         }
         # Where engines decide, some exact and some fast, they do so without a controller too.
-        goes_on = self._spec.adaptive and decided.mode is DirectiveMode.AUTO
+        goes_on = (
+            self._spec.adaptive and decided.mode is DirectiveMode.AUTO and plan.decision.reason != HELD_BY_ADOPTION
+        )
         self._publisher.set_terms(self._terms.model_copy(update=now), goes_on=goes_on)
         return plan, climbed
 
@@ -208,9 +213,9 @@ class ControlLoop:
             rule = exact_steps(self._config.slo.tpot_ms) if ordered.mode is DirectiveMode.FP16 else NO_RULE
             return Plan(Decision(ordered.mode, "override", rule))
         spec, config, current = self._spec, self._config, self._decided
-        if spec.adaptive and self._adopts_from and now_s - self._began_s < self._config.lease_s:
+        if spec.adaptive and self._adopts_from and now_s - self._began_s < min(ADOPTION_S, self._config.lease_s):
             # Until every replica that lives has said what it does, a policy would decide for those who spoke first.
-            return Plan(Decision(current.mode, "held_by_adoption", current.rule, exceptions=current.exceptions))
+            return Plan(Decision(current.mode, HELD_BY_ADOPTION, current.rule, exceptions=current.exceptions))
         observation = Observation(now_s, views, current.mode, config.slo, current.exceptions)
         plan = guarded_decide(spec, observation, self._policy_state, config.policy)
         self._policy_state = plan.policy_state

@@ -1,8 +1,4 @@
-"""How a directive reaches every replica, and when all have it. Each replica waits in a call of its own, which is answered then.
-
-A call from the replica comes by another way than one to it: its answer arrives in whatever thread has asked, and not on the event
-loop that writes the replica's answers.
-"""
+"""How a directive reaches every replica, and when all have it. Each replica waits in a call of its own, which is answered then."""
 
 import asyncio
 import secrets

@@ -120,23 +120,31 @@ class ReplicaAgent:
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
                     answer = await self._call(ack, seen)
-                if not reachable:
-                    log.info("the controller answers the call for directives again")
-                reachable, ack = True, None
-                if answer is not None:
-                    seen = answer["token"]
-                    ack = await self._take(answer["directive"])
-                    self._asked.set()
-                    continue
             except Exception as error:
                 if reachable:
                     log.warning(
                         "the controller does not answer the call for directives (%r); the directive holds until its lease ends",
                         error,
                     )
-                reachable, ack = False, None  # whoever answers next learns from the snapshots what is in force
+                reachable, ack, answer = (
+                    False,
+                    None,
+                    None,
+                )  # whoever answers next learns from the snapshots what is in force
                 self._asked.set()
-            await asyncio.sleep(PAUSE_S)
+            else:
+                if not reachable:
+                    log.info("the controller answers the call for directives again")
+                reachable, ack = True, None
+            if answer is None:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            seen = answer["token"]
+            try:
+                ack = await self._take(answer["directive"])
+            except Exception:
+                log.exception("a directive was not taken; the one before it holds until its lease ends")
+            self._asked.set()
 
     async def _take(self, directive: dict[str, Any]) -> dict[str, Any] | None:
         """Take a directive; return the acknowledgement, None where the next step does not run under it yet."""

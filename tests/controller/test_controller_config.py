@@ -69,7 +69,7 @@ def test_every_policy_can_be_named_and_is_the_one_its_config_says(name: str) -> 
         (policy("threshold", wait_ratio=BAND), r"policy\.wait_ratio: expected leave < enter"),
         (policy("threshold", wait_ratio={"enter": 0.1}), r"policy\.wait_ratio\.leave: required"),
         (policy("threshold", **ALL_OFF), r"policy: expected thresholds for at least one signal"),
-        ({"lease_s": 0.15}, r"lease_s: Input should be greater than or equal to 1, got 0.15"),
+        ({"lease_s": 0.15}, r"lease_s: Input should be greater than or equal to 1.5, got 0.15"),
         ({"renew_s": 3}, r"renew_s: unknown key"),
         ({"slo": {"ttft_ms": 0}}, r"slo\.ttft_ms: .* got 0"),
         ({"slo": {"tpot_ms": float("nan")}}, r"slo\.tpot_ms: .* got nan"),

@@ -7,7 +7,7 @@ SCRIPT = """
 import logging
 import deploy
 from vllm.entrypoints.openai import api_server
-logging.getLogger("deploy.agent.enforcement").warning("heard")
+logging.getLogger("deploy.agent.agent").warning("heard")
 """
 
 

@@ -69,7 +69,11 @@ class NestedFPWorker(PlainWorker):
             else:
                 from nestedfp.vllm_plugin.ranks import graphs
 
-                graphs.install(found.linear_weights, lambda: row_classes.obstacle(self) is None)
+                graphs.install(found.linear_weights, self._runs_mixed)
+
+    def _runs_mixed(self) -> bool:
+        measures = PluginOptions.of(self.vllm_config).measures_steps(current_platform.is_cpu())
+        return measures and self._fp8_share > 0 and row_classes.obstacle(self) is None
 
     def determine_available_memory(self) -> int:
         with failure.reported():  # the engine core finds too small a cache itself, and tells nobody

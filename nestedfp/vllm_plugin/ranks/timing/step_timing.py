@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
+from nestedfp.vllm_plugin.ranks.graph_sizes import MIXED_EXACT_ROWS
 
 logger = init_logger("vllm.nestedfp")
 
@@ -31,8 +33,7 @@ FINER_FROM_TOKENS = 128  # arithmetic begins to bound a step somewhere beyond, w
 PRIME = 7919  # by which the tokens of dummy steps differ
 LARGEST_TOKENS = 2048  # a larger step is bound by arithmetic as this one is
 CPU_BUDGET_S = 2.0
-# Of mixed steps: beside up to 64 exact rows the weights may be read once (csrc/cuda/config/mixed.h), beside more they are not.
-MIXED_EXACT_TOKENS = (16, 64, 65, 128)
+MOST_MIXED_EXACT_TOKENS = 512  # of the numbers that have graphs
 MIXED_FAST_TOKENS = (128, 256, 384, 512, 640, 768, 1024)
 
 
@@ -109,11 +110,16 @@ def _time_gpu(runner: Any, tokens: int, set_rows: list[Callable[[], None]]) -> l
 def _mixed_gpu(runner: Any) -> MixedCosts | None:
     """Time mixed steps; None where no step has room for the smallest."""
     room = runner.max_num_tokens
-    exact = [tokens for tokens in MIXED_EXACT_TOKENS if tokens + MIXED_FAST_TOKENS[0] <= room]
+    most = min(MOST_MIXED_EXACT_TOKENS, room // 2)
+    exact = [tokens for tokens in MIXED_EXACT_ROWS if tokens <= most and tokens + MIXED_FAST_TOKENS[0] <= room]
     if not exact:
         return None
     fast = [tokens for tokens in MIXED_FAST_TOKENS if exact[-1] + tokens <= room]
-    return MixedCosts(tuple(exact), tuple(fast), tuple(tuple(_mixed_ms(runner, e, f) for f in fast) for e in exact))
+    rows = {tokens: tuple(_mixed_ms(runner, tokens, each) for each in fast) for tokens in exact}
+    for below, tokens in pairwise(exact):  # a step with one row more replays the next graph
+        rows[below + 1] = rows[tokens]
+    measured = tuple(sorted(rows))
+    return MixedCosts(measured, tuple(fast), tuple(rows[tokens] for tokens in measured))
 
 
 def _mixed_ms(runner: Any, exact: int, fast: int) -> float:
