@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from loadtest.report.run_summary import meets_tpot, meets_ttft
+from loadtest.report.run_summary import met
 from loadtest.report.verdict import NAMES
 from nestedfp.answers import Answer
 from workload.records import Policy, RequestRecord
@@ -27,7 +27,7 @@ def draw_opening(path: Path, records: Mapping[Policy, Sequence[RequestRecord]], 
     for axis, name, values_of in zip(
         figure.subplots(2, 1, sharex=True),
         ("requests within the SLO, %", "exact answers, %"),
-        (lambda record: meets_ttft(record, slo) and meets_tpot(record, slo), is_exact),
+        (lambda record: met(record, slo), is_exact),
         strict=True,
     ):
         for policy, requests in records.items():

@@ -70,14 +70,9 @@ class RunSummary(LoadFigures):
         return self.errors == self.requests
 
 
-def meets_ttft(record: RequestRecord, slo: Slo) -> bool:
-    """Whether the request answered, and its first token came in time."""
-    return record.error is None and record.ttft_ms is not None and record.ttft_ms <= slo.ttft_ms
-
-
-def meets_tpot(record: RequestRecord, slo: Slo) -> bool:
-    """Whether the request answered at the wanted speed; an answer of one token has no TPOT to miss."""
-    return record.error is None and (record.tpot_ms is None or record.tpot_ms <= slo.tpot_ms)
+def met(record: RequestRecord, slo: Slo) -> bool:
+    """Whether the request was answered within the SLO."""
+    return record.error is None and slo.met(record.ttft_ms, record.tpot_ms)
 
 
 def fp16_token_share(records: Iterable[RequestRecord]) -> float | None:
@@ -150,7 +145,7 @@ def summarise(
 ) -> RunSummary:
     """The numbers of one run. ``samples`` must begin before the first request and end after the last."""
     assert records, "a run has at least one planned request"
-    kept = np.array([meets_ttft(record, slo) and meets_tpot(record, slo) for record in records])
+    kept = np.array([met(record, slo) for record in records])
     good, count = int(kept.sum()), len(records)
     low, high = np.percentile(np.random.default_rng(0).binomial(count, good / count, DRAWS) / count, (2.5, 97.5))
     ends_s = [record.intended_s + record.latency_ms / 1e3 for record in records if record.latency_ms is not None]
