@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from controller.config import explain
 from controller.policies import POLICIES
 from simulator.bench import arrivals, make_config, simulate
-from simulator.cluster.cluster import RunResult
-from simulator.cluster.scenario import Scenario
+from simulator.cluster.cluster import RunResult, Scenario
 from simulator.engine.cost_table import TABLE, read_table
 from simulator.errors import SimulationError
 from simulator.simulation_summary import SimulationSummary

@@ -75,6 +75,12 @@ def met(record: RequestRecord, slo: Slo) -> bool:
     return record.error is None and slo.met(record.ttft_ms, record.tpot_ms)
 
 
+def is_exact(record: RequestRecord) -> bool | None:
+    """Whether an answer is exact; None: it does not tell, or there is none."""
+    told = record.precision_tokens if record.error is None else None
+    return None if told is None else told.answer is Answer.EXACT
+
+
 def fp16_token_share(records: Iterable[RequestRecord]) -> float | None:
     """Share of the computed (not cached) tokens that ran in FP16, from what the responses disclose."""
     fp16 = fp8 = 0
@@ -98,12 +104,9 @@ def exact_answer_share(records: Iterable[RequestRecord], asked: str | None = Non
 
     A share of tokens does not say this: a load may leave nine tokens of ten exact, and hardly an answer.
     """
-    told = [
-        record.precision_tokens.answer is Answer.EXACT
-        for record in records
-        if record.error is None and record.precision_tokens is not None and asked in (None, record.asked)
-    ]
-    return sum(told) / len(told) if told else None
+    told = [is_exact(record) for record in records if asked in (None, record.asked)]
+    known = [exact for exact in told if exact is not None]
+    return sum(known) / len(known) if known else None
 
 
 def counter_growth(samples: Sequence[TimelineSample], count_of: Callable[[ServiceReplica], int]) -> int:

@@ -6,8 +6,8 @@ from math import isnan
 
 from loadtest_builders import SLO, failed, make_record, make_run
 
-from loadtest.report.plots import is_exact, shares_over_time
-from loadtest.report.run_summary import met, summarise
+from loadtest.report.plots import shares_over_time
+from loadtest.report.run_summary import is_exact, met, summarise
 from loadtest.report.verdict import verdict
 from loadtest.report.write import HEADER, LoadSummary, Summary, render_html, report_lines, write_report
 
