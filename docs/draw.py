@@ -20,8 +20,7 @@ from matplotlib.figure import Figure
 
 from nestedfp.modes import Mode
 from simulator.bench import make_config, simulate
-from simulator.cluster.cluster import Cluster, RunResult
-from simulator.cluster.scenario import Scenario
+from simulator.cluster.cluster import Cluster, RunResult, Scenario
 from simulator.engine.cost_table import TABLE, read_table
 from simulator.simulation_summary import attainment
 from workload.shape import Lengths, fit_lengths

@@ -10,7 +10,7 @@ from experiments.config import Experiment, ExperimentError, controller_section
 from experiments.other_ranks import derive
 from nestedfp.vllm_plugin.options import PluginOptions
 from simulator.bench import simulate
-from simulator.cluster.scenario import Scenario
+from simulator.cluster.cluster import Scenario
 from simulator.engine.cost_table import EngineTable, read_table
 from workload.frozen import FrozenModel
 from workload.percentiles import Percentiles

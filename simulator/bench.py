@@ -8,8 +8,7 @@ from pydantic import ValidationError
 
 from controller.config import ControllerConfig, explain
 from controller.policies import POLICIES
-from simulator.cluster.cluster import Cluster, RunResult
-from simulator.cluster.scenario import Scenario
+from simulator.cluster.cluster import Cluster, RunResult, Scenario
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError

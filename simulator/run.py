@@ -18,12 +18,10 @@ from pydantic import ValidationError
 from controller.config import explain
 from controller.policies import POLICIES
 from simulator.bench import arrivals, make_config, simulate
-from simulator.cluster.cluster import RunResult
-from simulator.cluster.scenario import Scenario
+from simulator.cluster.cluster import RunResult, Scenario
 from simulator.engine.cost_table import TABLE, read_table
 from simulator.errors import SimulationError
 from simulator.simulation_summary import SimulationSummary
-from workload.percentiles import Percentiles
 from workload.strict_yaml import YamlFileError, read_yaml_file
 from workload.traces import TraceError, read_trace
 
@@ -177,10 +175,6 @@ def line(summary: SimulationSummary) -> str:
     )
     return (
         f"{summary.policy:16s} {summary.rate_rps:7.2f} {summary.requests:8d} {100 * summary.slo_attainment:6.2f} "
-        f"{_three(summary.ttft_ms, 0):>22s} {_three(summary.tpot_ms, 1):>20s} {fp16:>6s} {exact:>7s} "
+        f"{summary.ttft_ms.text(0):>22s} {summary.tpot_ms.text(1):>20s} {fp16:>6s} {exact:>7s} "
         f"{summary.switches_per_min:6.2f} {summary.shed:6d}"
     )
-
-
-def _three(values: Percentiles, digits: int) -> str:
-    return "/".join("?" if v is None else f"{v:.{digits}f}" for v in (values.p50, values.p90, values.p99))

@@ -76,12 +76,12 @@ def compiled_configs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def host_library(compiled_configs):
     """Has that library in the place of the one that nvcc builds."""
-    from benchmarks.kernels import gpu_kernels as kernels
+    from nestedfp.kernels import cuda_library
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NESTEDFP_CUDA_LIBRARY", str(compiled_configs))
-        kernels.library.cache_clear()
-        kernels.tiles.cache_clear()
+        cuda_library.library.cache_clear()
+        cuda_library.tiles.cache_clear()
         yield
-    kernels.library.cache_clear()
-    kernels.tiles.cache_clear()
+    cuda_library.library.cache_clear()
+    cuda_library.tiles.cache_clear()

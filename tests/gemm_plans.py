@@ -2,7 +2,7 @@
 
 import ctypes
 
-from benchmarks.kernels.gpu_kernels import NUM_SMS_H100, library
+from nestedfp.kernels.cuda_library import NUM_SMS_H100, library
 
 PLAN = ("blocks", "row_tiles", "token_tiles", "raster_group", "tiles", "whole_tiles", "cluster", "steps")
 PLAN += ("work_units", "columns", "multicast_ctas")

@@ -12,7 +12,7 @@ import sys
 import torch
 
 from benchmarks.kernels import gpu_kernels as kernels
-from nestedfp.kernels import ops
+from nestedfp.kernels import cuda_library, ops
 
 # M, N, K and the multiprocessors it is laid out for: few of them yield Stream-K, tails and several rounds.
 PROBLEMS = ((33, 200, 1088, 132), (300, 130, 576, 132), (300, 400, 1088, 4))
@@ -30,8 +30,8 @@ def main() -> None:
         scale = torch.empty(m, device="cuda")
         kernels.quantize(x, codes, scale)
         checked = 0
-        for precision in (kernels.FP16, kernels.FP8):
-            for _, config in kernels.valid_configs(precision, m, n, k, num_sms):
+        for precision in (cuda_library.FP16, cuda_library.FP8):
+            for _, config in cuda_library.valid_configs(precision, m, n, k, num_sms):
                 if config.split > largest_split:
                     continue
                 out = torch.empty(m, n, device="cuda", dtype=torch.float16)

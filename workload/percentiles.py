@@ -14,6 +14,10 @@ class Percentiles(FrozenModel):
     p90: float | None = None
     p99: float | None = None
 
+    def text(self, digits: int) -> str:
+        """Return all three for a table."""
+        return "/".join("?" if each is None else f"{each:.{digits}f}" for each in (self.p50, self.p90, self.p99))
+
 
 def percentiles(values: Iterable[float]) -> Percentiles:
     """p50, p90 and p99 by linear interpolation."""

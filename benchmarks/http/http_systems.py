@@ -121,10 +121,9 @@ def deployment(engine: EngineArguments, port: int, replicas: int) -> dict[str, A
         "accelerator": "gpu" if engine.gpu else "cpu",
         **engine.limits(),
         "extra": extra,
+        "kv_cache_bytes": engine.kv_cache_bytes,
         **engine.plugin,
     }
-    if engine.kv_cache_bytes is not None:
-        section["kv_cache_bytes"] = engine.kv_cache_bytes
     if not engine.gpu:
         section["cpu_threads"] = 1
     return {

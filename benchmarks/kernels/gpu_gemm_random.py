@@ -33,6 +33,7 @@ from vllm import _custom_ops as vllm_ops
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_timing import buffers_beyond_l2, window_us
 from benchmarks.results_csv import heading, write
+from nestedfp.kernels.cuda_library import FP8, FP16, NUM_SMS_H100, PackedWeight, choose
 from nestedfp.kernels.tuning import gemm_tuning
 
 SIDES = (2048, 75_000)
@@ -43,7 +44,7 @@ Launch = Callable[[int], object]
 Rows = list[tuple[str, int, int, int, float]]  # system, N, K, M, microseconds
 
 
-def rotating_weights(n: int, k: int) -> tuple[list[torch.Tensor], list[kernels.PackedWeight]]:
+def rotating_weights(n: int, k: int) -> tuple[list[torch.Tensor], list[PackedWeight]]:
     """Return random weights (n, k), float16, and packed ones, each as many as make a rotation that no cache holds.
 
     Packed ones are more: an FP8 launch reads half the bytes. The first of them are the plain ones, packed.
@@ -58,7 +59,7 @@ def rotating_weights(n: int, k: int) -> tuple[list[torch.Tensor], list[kernels.P
 
 
 def systems(
-    x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.PackedWeight]
+    x: torch.Tensor, plain: list[torch.Tensor], packed: list[PackedWeight]
 ) -> dict[str, tuple[int, Callable[[int], object]]]:
     """How to launch each system, and over how many weights it rotates."""
     (m, k), n = x.shape, packed[0].n
@@ -68,7 +69,7 @@ def systems(
     codes_e4m3, scale_column = codes.view(torch.float8_e4m3fn), scale.view(m, 1)
     one, tensor_scale = torch.ones((), device="cuda"), torch.full((), 2.0**-8, device="cuda")
     channel_scale = torch.full((1, n), 2.0**-8, device="cuda")
-    exact_config, fast_config = (kernels.choose(precision, m, n, k) for precision in (kernels.FP16, kernels.FP8))
+    exact_config, fast_config = (choose(precision, m, n, k) for precision in (FP16, FP8))
 
     def upper(i: int) -> torch.Tensor:
         return packed[i % len(packed)].upper.view(torch.float8_e4m3fn).t()
@@ -119,8 +120,8 @@ def measure(n: int, k: int, counts: list[int], window_ms: float) -> Rows:
     """Return the rows of one shape."""
     plain, packed = rotating_weights(n, k)
     gemm_tuning.forget()
-    timings = gemm_tuning.tune({(n, k): packed}, gemm_tuning.TUNED_TOKENS, kernels.NUM_SMS_H100)
-    gemm_tuning.take(timings[n, k], kernels.NUM_SMS_H100)
+    timings = gemm_tuning.tune({(n, k): packed}, gemm_tuning.TUNED_TOKENS, NUM_SMS_H100)
+    gemm_tuning.take(timings[n, k], NUM_SMS_H100)
     rows = []
     for m in counts:
         x = torch.randn(m, k, device="cuda").half()

@@ -1,25 +1,13 @@
 """The CUDA kernels through their C functions (csrc/cuda/capi), with a config of the caller's choice.
 
-For benchmarks, tuning and kernel tests; the product calls torch.ops.nestedfp.
-
-What the product needs as well stands in nestedfp/kernels/cuda_library.py and is named here too.
+For benchmarks, tuning and kernel tests; the product calls torch.ops.nestedfp. What the product needs as well stands in
+nestedfp/kernels/cuda_library.py.
 """
 
 import torch
 
 from nestedfp.kernels import cuda_ops, ops
-from nestedfp.kernels.cuda_library import FP8 as FP8
-from nestedfp.kernels.cuda_library import FP16 as FP16
-from nestedfp.kernels.cuda_library import NUM_SMS_H100 as NUM_SMS_H100
-from nestedfp.kernels.cuda_library import Config as Config
-from nestedfp.kernels.cuda_library import PackedWeight as PackedWeight
-from nestedfp.kernels.cuda_library import check
-from nestedfp.kernels.cuda_library import choose as choose
-from nestedfp.kernels.cuda_library import describe as describe
-from nestedfp.kernels.cuda_library import library as library
-from nestedfp.kernels.cuda_library import predict_us as predict_us
-from nestedfp.kernels.cuda_library import tiles as tiles
-from nestedfp.kernels.cuda_library import valid_configs as valid_configs
+from nestedfp.kernels.cuda_library import NUM_SMS_H100, Config, PackedWeight, check, describe, library, tiles
 from nestedfp.kernels.gpu_kernels import is_portable
 
 

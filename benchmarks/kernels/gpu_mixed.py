@@ -18,6 +18,7 @@ from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_timing import window_us
 from benchmarks.results_csv import heading, write
 from nestedfp.kernels import cuda_ops, ops
+from nestedfp.kernels.cuda_library import NUM_SMS_H100, PackedWeight
 from nestedfp.kernels.tuning import mixed_tuning
 from nestedfp.kernels.tuning.mixed_tuning import TWO_LAUNCHES, MixedChoice, MixedConfig, MixedLayer
 from nestedfp.modes import Mode
@@ -35,7 +36,7 @@ SYSTEMS = ("fused", "two", "all_fp16", "all_fp8")
 class MixedShape:
     """One layer's products of some exact rows and then some fast ones, by every system."""
 
-    def __init__(self, exact: int, fast: int, weights: list[kernels.PackedWeight]) -> None:
+    def __init__(self, exact: int, fast: int, weights: list[PackedWeight]) -> None:
         self.fast, self.n, self.k = fast, weights[0].n, weights[0].k
         mask = torch.arange(exact + fast) < exact
         modes = {"fused": lambda: ops.set_mixed(mask), "two": lambda: ops.set_mixed(mask)}
@@ -45,7 +46,7 @@ class MixedShape:
         for system in SYSTEMS:
             self.set_rows[system]()
             self.layers[system] = MixedLayer(exact, fast, weights)
-        self.fastest = self.layers["fused"].fastest(kernels.NUM_SMS_H100, always_one=True)
+        self.fastest = self.layers["fused"].fastest(NUM_SMS_H100, always_one=True)
 
     def launch(self, system: str, i: int) -> None:
         """Multiply by the i-th weight in turn."""

@@ -23,7 +23,8 @@ import torch
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_gemm_random import Launch, Rows, rotating_weights, run
 from benchmarks.kernels.gpu_timing import window_us
-from nestedfp.kernels.cuda_library import check
+from nestedfp.kernels import cuda_library
+from nestedfp.kernels.cuda_library import PackedWeight, check, choose, library
 from nestedfp.kernels.gpu_kernels import HOPPER, multiplies_fp8
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.weights import library_route
@@ -34,20 +35,20 @@ EXACT, UPPER_FP16, FP8 = range(3)  # PortableOperands of csrc/cuda/portable/tile
 @cache
 def _prepare() -> None:
     has_fp8 = multiplies_fp8(torch.cuda.get_device_capability())
-    check(kernels.library().nestedfp_prepare_portable(has_fp8), "prepare_portable")
+    check(library().nestedfp_prepare_portable(has_fp8), "prepare_portable")
 
 
 def plan(operands: int, m: int, n: int, k: int, num_sms: int) -> tuple[int, int]:
     """Return the tile and the split of K that the product takes."""
     fields = (ctypes.c_int * 2)()
-    kernels.library().nestedfp_portable_plan(operands, m, n, k, num_sms, fields)
+    library().nestedfp_portable_plan(operands, m, n, k, num_sms, fields)
     return fields[0], fields[1]
 
 
 def gemm(
     operands: int,
     x: torch.Tensor,
-    weight: kernels.PackedWeight,
+    weight: PackedWeight,
     out: torch.Tensor,
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -62,9 +63,9 @@ def gemm(
     m, n, k = x.shape[0], weight.n, weight.k
     num_sms = torch.cuda.get_device_properties().multi_processor_count
     tile, split = how or plan(operands, m, n, k, num_sms)
-    scratch_bytes = kernels.library().nestedfp_portable_workspace_bytes(operands, m, n, k, tile, split)
+    scratch_bytes = library().nestedfp_portable_workspace_bytes(operands, m, n, k, tile, split)
     workspace = torch.empty(scratch_bytes // 4, device=x.device) if scratch_bytes else None
-    error = kernels.library().nestedfp_portable_gemm(
+    error = library().nestedfp_portable_gemm(
         operands,
         m,
         n,
@@ -84,7 +85,7 @@ def gemm(
     check(error, f"portable gemm {operands=} {m=} {n=} {k=} {tile=} {split=}")
 
 
-def systems(x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.PackedWeight]) -> dict[str, Launch]:
+def systems(x: torch.Tensor, plain: list[torch.Tensor], packed: list[PackedWeight]) -> dict[str, Launch]:
     """How to launch each system that this card has, over weights in rotation."""
     (m, k), n = x.shape, packed[0].n
     out = torch.empty(m, n, device="cuda", dtype=torch.float16)
@@ -99,7 +100,7 @@ def systems(x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.Pac
 
         return both
 
-    def weight(i: int) -> kernels.PackedWeight:
+    def weight(i: int) -> PackedWeight:
         return packed[i % len(packed)]
 
     found: dict[str, Launch] = {
@@ -115,13 +116,13 @@ def systems(x: torch.Tensor, plain: list[torch.Tensor], packed: list[kernels.Pac
     if multiplies_fp8(capability):
         found["portable_fp8"] = quantized(lambda i: gemm(FP8, codes, weight(i), out, scale=scale))
     if capability == HOPPER:
-        fp16, fp8 = kernels.choose(kernels.FP16, m, n, k), kernels.choose(kernels.FP8, m, n, k)
+        fp16, fp8 = choose(cuda_library.FP16, m, n, k), choose(cuda_library.FP8, m, n, k)
         found["hopper_fp16"] = lambda i: kernels.gemm(fp16, x, packed[i % len(plain)], out)
         found["hopper_fp8"] = quantized(lambda i: kernels.gemm(fp8, codes, weight(i), out, scale=scale))
     return found
 
 
-def by_library(product: library_route.Product, x: torch.Tensor, weights: list[kernels.PackedWeight]) -> Launch:
+def by_library(product: library_route.Product, x: torch.Tensor, weights: list[PackedWeight]) -> Launch:
     """How to launch a product of the libraries."""
 
     def launch(i: int) -> None:

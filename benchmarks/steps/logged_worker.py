@@ -25,12 +25,11 @@ from simulator.fit.observations import STEP_COLUMNS
 SAMPLING_MS = 1.0
 
 
-class GpuSpan:
-    """Events around the work that a step puts on the current stream."""
-
-    def __init__(self) -> None:
-        self.begin, self.end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self.begin.record()
+def recorded() -> torch.cuda.Event:
+    """Return an event at this place of the current stream."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 class LoggedNestedFPWorker(RandomNestedFPWorker):
@@ -46,7 +45,7 @@ class LoggedNestedFPWorker(RandomNestedFPWorker):
         folder.mkdir(parents=True, exist_ok=True)
         self._log = (folder / f"steps-{os.getpid()}.csv").open("x", buffering=1)
         self._log.write(",".join(STEP_COLUMNS) + "\n")
-        self._waiting: deque[tuple[str, GpuSpan]] = deque()
+        self._waiting: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._last_end: torch.cuda.Event | None = None
         return result
 
@@ -54,14 +53,13 @@ class LoggedNestedFPWorker(RandomNestedFPWorker):
         if self._log is None or not scheduler_output.total_num_scheduled_tokens:
             return super().execute_model(scheduler_output)
         began_s = time.monotonic()
-        span = None if current_platform.is_cpu() else GpuSpan()
+        begin = None if current_platform.is_cpu() else recorded()
         result = super().execute_model(scheduler_output)
         size = self._size_of(scheduler_output)
-        if span is None:
+        if begin is None:
             self._log.write(f"{size},{1e3 * (time.monotonic() - began_s):.3f}\n")
         else:
-            span.end.record()
-            self._waiting.append((size, span))
+            self._waiting.append((size, begin, recorded()))
             self._write_done(self._log)
         return result
 
@@ -82,9 +80,9 @@ class LoggedNestedFPWorker(RandomNestedFPWorker):
 
     def _write_done(self, log: IO[str]) -> None:
         """Write the steps that the GPU has done, but the first; the last few of an engine's life are not written."""
-        while self._waiting and self._waiting[0][1].end.query():
-            size, span = self._waiting.popleft()
+        while self._waiting and self._waiting[0][2].query():
+            size, begin, end = self._waiting.popleft()
             if self._last_end is not None:
-                idle_ms = self._last_end.elapsed_time(span.begin)
-                log.write(f"{size},{span.begin.elapsed_time(span.end) + min(SAMPLING_MS, idle_ms):.3f}\n")
-            self._last_end = span.end
+                idle_ms = self._last_end.elapsed_time(begin)
+                log.write(f"{size},{begin.elapsed_time(end) + min(SAMPLING_MS, idle_ms):.3f}\n")
+            self._last_end = end

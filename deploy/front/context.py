@@ -276,7 +276,7 @@ class PathMeter:
         self._open.discard(request)
         if (answer := request.answer) is not None:
             self.requests.answered(answer)
-        self.requests.left(request.outcome)
+        self.requests.outcomes.labels(request.outcome).inc()
         if self.log is not None:
             self.log(request.access(self.clock()))
         if request.submitted_s is None:
@@ -284,12 +284,14 @@ class PathMeter:
 
     def judge(self, ttft_s: float, tpot_s: float | None, answer: Answered | None = None) -> None:
         """A request has ended by itself. ``tpot_s`` is None for an answer of one token, ``answer`` where it is not told."""
-        self.requests.judged(ttft_s, tpot_s)
+        self.requests.ttft.observe(ttft_s)
+        if tpot_s is not None:
+            self.requests.tpot.observe(tpot_s)
         self.slo_evaluated += 1
-        if ttft_s * 1e3 <= self.slo.ttft_ms and (tpot_s is None or tpot_s * 1e3 <= self.slo.tpot_ms):
+        if self.slo.met(ttft_s * 1e3, None if tpot_s is None else tpot_s * 1e3):
             self.within_slo += 1
             if answer is not None:
-                self.requests.within_slo(answer)
+                self.requests.within_slo.labels(*answer).inc()
 
     def lag(self, lag_s: float) -> None:
         """The event loop came back so much later than asked."""

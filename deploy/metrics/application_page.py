@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
-
-from prometheus_client.core import Metric
 
 from deploy.metrics import controller_families, openmetrics
 from nestedfp.vllm_plugin.serving.engine_families import gauge
@@ -39,15 +37,13 @@ class ApplicationMetrics:
     async def _make(self) -> str:
         pages, status = await asyncio.gather(self._replica_pages(), self._status())
         found = [text for text in pages if isinstance(text, str)]
-        own = openmetrics.render(
-            self._families(status, len(found), len(pages) - len(found)), {"application": self._application}
-        )
-        return openmetrics.merge([own, *found])
-
-    def _families(self, status: dict[str, Any] | None, answered: int, silent: int) -> Iterator[Metric]:
-        yield from controller_families.families(status)
-        yield gauge("nestedfp_replicas_scraped", "Replicas that are on this page", answered)
-        yield gauge("nestedfp_replicas_silent", "Replicas that Serve runs and that did not answer in time", silent)
+        silent = len(pages) - len(found)
+        families = [
+            *controller_families.families(status),
+            gauge("nestedfp_replicas_scraped", "Replicas that are on this page", len(found)),
+            gauge("nestedfp_replicas_silent", "Replicas that Serve runs and that did not answer in time", silent),
+        ]
+        return openmetrics.merge([openmetrics.render(families, {"application": self._application}), *found])
 
     async def _status(self) -> dict[str, Any] | None:
         try:

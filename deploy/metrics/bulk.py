@@ -31,20 +31,14 @@ class BulkHistogram:
     def flush(self) -> None:
         """Sort what has come since the last call into the buckets."""
         with self._flushing:
-            self._flush()
-
-    def _flush(self) -> None:
-        count = len(self._values)
-        if not count:
-            return
-        # Cut off, not exchanged: ``observe`` is bound to this list, and another thread may append meanwhile.
-        values = np.array(self._values[:count])
-        del self._values[:count]
-        # As in observe(): a value belongs to the first bucket whose upper bound is not below it.
-        counts = np.bincount(np.searchsorted(self._bounds, values, side="left"), minlength=len(self._bounds))
-        for index in np.flatnonzero(counts):
-            self._histogram._buckets[index].inc(int(counts[index]))
-        self._histogram._sum.inc(float(values.sum()))
+            # Cut off, not exchanged: ``observe`` is bound to this list, and another thread may append meanwhile.
+            values = np.array(self._values[:])
+            del self._values[: len(values)]
+            # As in observe(): a value belongs to the first bucket whose upper bound is not below it.
+            counts = np.bincount(np.searchsorted(self._bounds, values, side="left"), minlength=len(self._bounds))
+            for index in np.flatnonzero(counts):
+                self._histogram._buckets[index].inc(int(counts[index]))
+            self._histogram._sum.inc(float(values.sum()))
 
 
 def take_over(client: Any) -> list[BulkHistogram]:
@@ -95,9 +89,9 @@ def lean_statistics() -> None:
     IterationStats.update_from_output = update  # type: ignore[method-assign]
 
 
-async def flush_for_ever(histograms: list[BulkHistogram], period_s: float = FLUSH_PERIOD_S) -> None:
+async def flush_for_ever(histograms: list[BulkHistogram]) -> None:
     """Keep what waits short."""
     while histograms:
-        await asyncio.sleep(period_s)
+        await asyncio.sleep(FLUSH_PERIOD_S)
         for histogram in histograms:
             histogram.flush()

@@ -25,26 +25,23 @@ def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
     yield states(
         "nestedfp_controller_rung", "How far it has gone against an overload", "rung", list(Rung), status["rung"]
     )
-    yield gauge(
-        "nestedfp_controller_fp8_insufficient", "1: FP8 alone does not hold the SLO", float(status["fp8_insufficient"])
-    )
-    yield gauge(
-        "nestedfp_controller_admission_scale_ratio",
-        "What admission limits are multiplied by",
-        status["admission_scale"],
-    )
-    yield gauge(
-        "nestedfp_controller_path_saturated",
-        "1: the path limits a replica, not its engine",
-        float(status["path_saturated"]),
-    )
+    for name, text, value in (
+        ("nestedfp_controller_fp8_insufficient", "1: FP8 alone does not hold the SLO", status["fp8_insufficient"]),
+        (
+            "nestedfp_controller_admission_scale_ratio",
+            "What admission limits are multiplied by",
+            status["admission_scale"],
+        ),
+        (
+            "nestedfp_controller_path_saturated",
+            "1: the path limits a replica, not its engine",
+            status["path_saturated"],
+        ),
+        ("nestedfp_controller_config_refused", "1: the last reload was refused", status["config_error"] is not None),
+    ):
+        yield gauge(name, text, float(value))
     yield CounterMetricFamily(
         "nestedfp_controller_step_errors", "Steps of the loop that failed", value=status["step_errors"]
-    )
-    yield gauge(
-        "nestedfp_controller_config_refused",
-        "1: the last reload was refused",
-        float(status["config_error"] is not None),
     )
     times = status["broadcasts"]
     known = {name: times[f"{name}_ms"] / 1e3 for name in ("p50", "p99") if times["count"]}
@@ -75,9 +72,10 @@ def families(status: Mapping[str, Any] | None) -> Iterator[Metric]:
             "fp8": sum(each["directed"] == DirectiveMode.FP8 for each in replicas),
         },
     )
-    ages = GaugeMetricFamily(
-        "nestedfp_controller_snapshot_age_seconds", "Since a replica's last snapshot", labels=("replica",)
+    yield by(
+        GaugeMetricFamily,
+        "nestedfp_controller_snapshot_age_seconds",
+        "Since a replica's last snapshot",
+        "replica",
+        {each["id"]: each["age_s"] for each in replicas},
     )
-    for each in replicas:
-        ages.add_metric((each["id"],), each["age_s"])
-    yield ages

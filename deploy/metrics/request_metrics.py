@@ -52,26 +52,23 @@ class RequestMetrics:
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         self.answers: Counts[Answer] = Counts()
-        self._answers, self._within_slo = (
+        self._answers, self.within_slo = (
             Counter(name, text, Answered._fields, registry=registry)
             for name, text in (
                 ("nestedfp_answers", "Answers by their class, by what was asked for and by key"),
                 ("nestedfp_answers_within_slo", "Of those, answers that met both objectives"),
             )
         )
-        self._requests = Counter(
-            "nestedfp_requests",
-            "Requests that have left, by what became of them",
-            ("outcome",),
-            registry=registry,
+        self.outcomes = Counter(
+            "nestedfp_requests", "Requests that have left, by what became of them", ("outcome",), registry=registry
         )
-        self._ttft = Histogram(
+        self.ttft = Histogram(
             "nestedfp_ttft_seconds",
             "From the arrival over HTTP to the first byte written, of requests that ended by themselves",
             buckets=TTFT_BUCKETS_S,
             registry=registry,
         )
-        self._tpot = Histogram(
+        self.tpot = Histogram(
             "nestedfp_tpot_seconds",
             "Mean time per output token after the first, of requests that ended by themselves",
             buckets=TPOT_BUCKETS_S,
@@ -80,29 +77,15 @@ class RequestMetrics:
         # From the start: a rate over a series that begins with its first event misses that event.
         for precision in Answer:
             for asked in AskedPrecision:
-                for family in (self._answers, self._within_slo):
+                for family in (self._answers, self.within_slo):
                     family.labels(precision, asked, "")
         for outcome in RequestOutcome:
-            self._requests.labels(outcome)
+            self.outcomes.labels(outcome)
 
     def answered(self, answer: Answered) -> None:
         """A request has been answered."""
         self.answers[answer.precision] += 1
         self._answers.labels(*answer).inc()
-
-    def within_slo(self, answer: Answered) -> None:
-        """An answer has met both objectives."""
-        self._within_slo.labels(*answer).inc()
-
-    def left(self, outcome: RequestOutcome) -> None:
-        """A request has left."""
-        self._requests.labels(outcome).inc()
-
-    def judged(self, ttft_s: float, tpot_s: float | None) -> None:
-        """A request has ended by itself."""
-        self._ttft.observe(ttft_s)
-        if tpot_s is not None:
-            self._tpot.observe(tpot_s)
 
     def collect(self) -> Iterable[Metric]:
         """Return the families."""

@@ -69,23 +69,16 @@ def stop_cluster(application: str, drain_s: float) -> None:
     Nothing is printed meanwhile: Ray tells of each actor that it ends as of a worker that died of an unexpected error.
     """
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        _stop(application, drain_s)
-
-
-def _stop(application: str, drain_s: float) -> None:
-    if ray.is_initialized():
-        with contextlib.suppress(Exception):  # Serve may not have come up
-            # First the replicas alone: a shutdown of Serve ends HAProxy at once, and every stream with it. New
-            # requests they take for a while (deploy/replica/drain.py); then HAProxy answers with 503. Serve waits for a minute
-            # at a time.
-            deadline_s = time.monotonic() + BEGINS_S + drain_s + LAST_WORDS_S
-            while True:
-                try:
-                    serve.delete(application)
-                    break
-                except TimeoutError:
-                    if time.monotonic() > deadline_s:
-                        break
-        with contextlib.suppress(Exception):
-            serve.shutdown()
-    ray.shutdown()
+        if ray.is_initialized():
+            with contextlib.suppress(Exception):  # Serve may not have come up
+                # First the replicas alone: a shutdown of Serve ends HAProxy at once, and every stream with it. New
+                # requests they take for a while (deploy/replica/drain.py); then HAProxy answers with 503. Serve waits for a
+                # minute at a time.
+                deadline_s, deleted = time.monotonic() + BEGINS_S + drain_s + LAST_WORDS_S, False
+                while not deleted and time.monotonic() <= deadline_s:
+                    with contextlib.suppress(TimeoutError):
+                        serve.delete(application)
+                        deleted = True
+            with contextlib.suppress(Exception):
+                serve.shutdown()
+        ray.shutdown()

@@ -5,6 +5,7 @@ A line of a mark names the rows of a table: ``NAME RATE`` or ``NAME RATE,RATE: R
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -194,7 +195,7 @@ def _mean_of(shares: Iterable[float | None]) -> str:
 
 
 def _latency(cells: Sequence[Any], latency: str, digits: int, *percentiles: str) -> str:
-    return "/".join(f"{mean(getattr(getattr(cell, latency), p) for cell in cells):.{digits}f}" for p in percentiles)
+    return "/".join(f"{mean(map(attrgetter(f'{latency}.{p}'), cells)):.{digits}f}" for p in percentiles)
 
 
 def _kept(cells: Sequence[Cell], brief: bool) -> str:
@@ -229,10 +230,11 @@ def accuracy(*lines: str) -> str:
                 prediction = simulated.get((cell.policy, cell.rate_rps, cell.seed))
                 if prediction is not None and NAMES.get(cell.policy) in pairs:
                     pairs[NAMES[cell.policy]].append((cell, prediction))
-        for system, found in pairs.items():
-            if not found:
-                continue
-            rows.append([group.strip(), system.strip("*"), str(len(found)), *_errors(found)])
+        rows += [
+            [group.strip(), system.strip("*"), str(len(found)), *_errors(found)]
+            for system, found in pairs.items()
+            if found
+        ]
     headings = [
         "steps",
         "policy",
@@ -247,11 +249,8 @@ def accuracy(*lines: str) -> str:
 
 def _errors(pairs: Sequence[tuple[Cell, Prediction]]) -> list[str]:
     def largest(latency: str, percentile: str) -> float:
-        of = [
-            (getattr(getattr(cell, latency), percentile), getattr(getattr(each, latency), percentile))
-            for cell, each in pairs
-        ]
-        return max(abs(simulated / measured - 1) for measured, simulated in of) * 100
+        value = attrgetter(f"{latency}.{percentile}")
+        return max(abs(value(each) / value(cell) - 1) for cell, each in pairs) * 100
 
     points = max(abs(cell.slo_attainment - each.slo_attainment) for cell, each in pairs) * 100
     exact = [

@@ -8,9 +8,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from loadtest.report.run_summary import meets_tpot, meets_ttft
+from loadtest.report.run_summary import is_exact, met
 from loadtest.report.verdict import NAMES
-from nestedfp.answers import Answer
 from workload.records import Policy, RequestRecord
 from workload.slo import Slo
 
@@ -27,7 +26,7 @@ def draw_opening(path: Path, records: Mapping[Policy, Sequence[RequestRecord]], 
     for axis, name, values_of in zip(
         figure.subplots(2, 1, sharex=True),
         ("requests within the SLO, %", "exact answers, %"),
-        (lambda record: meets_ttft(record, slo) and meets_tpot(record, slo), is_exact),
+        (lambda record: met(record, slo), is_exact),
         strict=True,
     ):
         for policy, requests in records.items():
@@ -51,12 +50,6 @@ def draw_opening(path: Path, records: Mapping[Policy, Sequence[RequestRecord]], 
         figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=len(records))
     axis.set(xlabel="arrival, seconds after the start of the run", xlim=(0, duration_s))
     FigureCanvasAgg(figure).print_png(str(path))  # type: ignore[no-untyped-call]
-
-
-def is_exact(record: RequestRecord) -> bool | None:
-    """Whether an answer is exact; None: it does not tell, or there is none."""
-    told = record.precision_tokens if record.error is None else None
-    return None if told is None else told.answer is Answer.EXACT
 
 
 def shares_over_time(

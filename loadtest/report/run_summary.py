@@ -70,14 +70,15 @@ class RunSummary(LoadFigures):
         return self.errors == self.requests
 
 
-def meets_ttft(record: RequestRecord, slo: Slo) -> bool:
-    """Whether the request answered, and its first token came in time."""
-    return record.error is None and record.ttft_ms is not None and record.ttft_ms <= slo.ttft_ms
+def met(record: RequestRecord, slo: Slo) -> bool:
+    """Whether the request was answered within the SLO."""
+    return record.error is None and slo.met(record.ttft_ms, record.tpot_ms)
 
 
-def meets_tpot(record: RequestRecord, slo: Slo) -> bool:
-    """Whether the request answered at the wanted speed; an answer of one token has no TPOT to miss."""
-    return record.error is None and (record.tpot_ms is None or record.tpot_ms <= slo.tpot_ms)
+def is_exact(record: RequestRecord) -> bool | None:
+    """Whether an answer is exact; None: it does not tell, or there is none."""
+    told = record.precision_tokens if record.error is None else None
+    return None if told is None else told.answer is Answer.EXACT
 
 
 def fp16_token_share(records: Iterable[RequestRecord]) -> float | None:
@@ -103,12 +104,9 @@ def exact_answer_share(records: Iterable[RequestRecord], asked: str | None = Non
 
     A share of tokens does not say this: a load may leave nine tokens of ten exact, and hardly an answer.
     """
-    told = [
-        record.precision_tokens.answer is Answer.EXACT
-        for record in records
-        if record.error is None and record.precision_tokens is not None and asked in (None, record.asked)
-    ]
-    return sum(told) / len(told) if told else None
+    told = [is_exact(record) for record in records if asked in (None, record.asked)]
+    known = [exact for exact in told if exact is not None]
+    return sum(known) / len(known) if known else None
 
 
 def counter_growth(samples: Sequence[TimelineSample], count_of: Callable[[ServiceReplica], int]) -> int:
@@ -150,7 +148,7 @@ def summarise(
 ) -> RunSummary:
     """The numbers of one run. ``samples`` must begin before the first request and end after the last."""
     assert records, "a run has at least one planned request"
-    kept = np.array([meets_ttft(record, slo) and meets_tpot(record, slo) for record in records])
+    kept = np.array([met(record, slo) for record in records])
     good, count = int(kept.sum()), len(records)
     low, high = np.percentile(np.random.default_rng(0).binomial(count, good / count, DRAWS) / count, (2.5, 97.5))
     ends_s = [record.intended_s + record.latency_ms / 1e3 for record in records if record.latency_ms is not None]

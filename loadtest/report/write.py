@@ -13,7 +13,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from loadtest.report.run_summary import RunSummary
 from loadtest.report.verdict import NAMES
 from workload.frozen import FrozenModel
-from workload.percentiles import Percentiles
 from workload.records import Policy, RequestRecord
 from workload.slo import Slo
 
@@ -98,8 +97,8 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
         _share(run.exact_answer_share_of_pinned, "-"),
         _share(run.fp16_token_share),
         _share(run.slo_attainment),
-        _three(run.ttft_ms, 0),
-        _three(run.tpot_ms, 1),
+        run.ttft_ms.text(0),
+        run.tpot_ms.text(1),
         f"{run.goodput_rps:.2f}",
         "?" if run.switches is None else str(run.switches),
         "?" if run.max_waiting is None else str(run.max_waiting),
@@ -110,10 +109,6 @@ def table_row(run: RunSummary) -> tuple[str, ...]:
 
 def _share(value: float | None, unknown: str = "?") -> str:
     return unknown if value is None else f"{100 * value:.1f} %"
-
-
-def _three(values: Percentiles, digits: int) -> str:
-    return " / ".join("?" if v is None else f"{v:.{digits}f}" for v in (values.p50, values.p90, values.p99))
 
 
 def facts(summary: Summary) -> tuple[tuple[str, str], ...]:

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from loadtest import REPO_ROOT
 from loadtest.errors import LoadtestError
@@ -58,7 +57,8 @@ def run_plan(plan: SendPlan, tick: Tick, key: str | None = None) -> tuple[Reques
                 process.kill()
                 watchdog.cancel()
         if not finished:
-            raise LoadtestError(_why(log_path, f"the sender ended early (exit status {process.returncode})"))
+            said = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+            raise LoadtestError("; ".join([f"the sender ended early (exit status {process.returncode})", *said]))
     finally:
         plan_path.unlink()
     if not log_path.read_text(encoding="utf-8").strip():
@@ -79,8 +79,3 @@ def _follow(lines: Iterable[str], tick: Tick) -> bool:
         if event.event == "end":
             return True
     return False
-
-
-def _why(log_path: Path, what: str) -> str:
-    tail = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
-    return "; ".join([what, *tail]) if tail else what

@@ -12,6 +12,7 @@ keep-alive connection, no retry.
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import IO, Any
 
 import gevent  # type: ignore[import-untyped]
@@ -77,6 +78,13 @@ class Sender:
             error = f"{type(problem).__name__}: {problem}"
         return self._record(index, intended_s, sent_s, answer, error)
 
+    def send_until_ended(self) -> None:
+        """Send the requests of the list one after another; after a failure pause, so that a service that refuses is not flooded."""
+        while not self.ended.is_set():
+            index = next(self.closed_loop)
+            if not self.send(index, self.now_s(), self.body(index)):
+                self.ended.wait(FAILED_PAUSE_S)  # the kill that cut a request has been taken note of, and spent
+
     def record_unsent(self) -> None:
         """Record the planned requests that were never sent: they are failures, not missing data."""
         for index, request in enumerate(self.plan.requests):
@@ -129,34 +137,15 @@ class Sender:
         return self.plan.requests[index % len(self.plan.requests)]
 
 
-class TraceUser(User):
-    """Fires one request of the trace and stops."""
+class SendingUser(User):
+    """Does its work once and stops."""
 
-    def __init__(self, environment: Any, sender: Sender, index: int, body: bytes) -> None:
+    def __init__(self, environment: Any, work: Callable[[], object]) -> None:
         super().__init__(environment)
-        self.sender, self.index, self.body = sender, index, body
+        self.work = work
 
     @task
     def fire(self) -> None:
-        """Send the request."""
-        intended_s = self.sender.plan.requests[self.index].at_s
-        self.sender.send(self.index, intended_s, self.body)
+        """Send what there is to send."""
+        self.work()
         raise StopUser
-
-
-class ProbeUser(User):
-    """Sends one request after another until it is stopped: a closed loop."""
-
-    def __init__(self, environment: Any, sender: Sender) -> None:
-        super().__init__(environment)
-        self.sender = sender
-
-    @task
-    def fire(self) -> None:
-        """Send the next request of the list; after a failure pause, so that a service that refuses is not flooded."""
-        if self.sender.ended.is_set():
-            raise StopUser
-        index = next(self.sender.closed_loop)
-        body = self.sender.body(index)
-        if not self.sender.send(index, self.sender.now_s(), body):
-            self.sender.ended.wait(FAILED_PAUSE_S)  # the kill that cut a request has been taken note of, and spent

@@ -3,6 +3,7 @@
 The plan goes in as a JSON file, events come out as JSON lines on standard output, requests as JSON lines in a file.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,9 +35,7 @@ class PlannedRequest(FrozenModel):
     @classmethod
     def of(cls, arrival: Arrival, **more: Any) -> "PlannedRequest":
         """Return an arrival's request."""
-        shared = {"blocks": arrival.blocks, "block_tokens": arrival.block_tokens}
-        lengths = {"prompt_tokens": arrival.prompt_tokens, "output_tokens": arrival.output_tokens}
-        return cls.model_validate({"at_s": arrival.at_s, **lengths, **shared, **more})
+        return cls.model_validate(asdict(arrival) | more)
 
 
 class SendPlan(FrozenModel):

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,7 +19,7 @@ import gevent  # type: ignore[import-untyped]
 from locust.env import Environment
 from locust.runners import LocalRunner
 
-from loadtest.sender.locustfile import ProbeUser, Sender, TraceUser
+from loadtest.sender.locustfile import Sender, SendingUser
 from loadtest.sender.plan import Event, SendPlan
 from loadtest.service.target import addresses, target_url
 
@@ -32,8 +33,7 @@ def main(plan_path: Path) -> None:
     plan = SendPlan.model_validate_json(plan_path.read_text(encoding="utf-8"))
     url = target_url(plan.url, plan.allow_host)
     key = sys.stdin.read() or None
-    user = ProbeUser if plan.kind == "closed" else TraceUser
-    environment = Environment(user_classes=[user], host=plan.url)
+    environment = Environment(user_classes=[SendingUser], host=plan.url)
     runner = environment.create_local_runner()
     with plan.records_path.open("w", encoding="utf-8") as records:
         sender = Sender(plan, addresses(url)[0], urlsplit(url).netloc, records, key)
@@ -48,7 +48,7 @@ def _run_open(sender: Sender, environment: Environment, runner: LocalRunner) -> 
     _start(sender, runner, lead_s=LEAD_S)
     for index, request in enumerate(plan.requests):
         gevent.sleep(max(request.at_s - sender.now_s(), 0))
-        TraceUser(environment, sender, index, bodies[index]).start(runner.user_greenlets)
+        SendingUser(environment, partial(sender.send, index, request.at_s, bodies[index])).start(runner.user_greenlets)
     runner.user_greenlets.join(timeout=max(plan.bound_s - sender.now_s(), 0))
     runner.user_greenlets.kill(block=True)
     sender.record_unsent()
@@ -58,7 +58,7 @@ def _run_closed(sender: Sender, environment: Environment, runner: LocalRunner) -
     plan = sender.plan
     _start(sender, runner, lead_s=0.0)
     for _ in range(plan.users):
-        ProbeUser(environment, sender).start(runner.user_greenlets)
+        SendingUser(environment, sender.send_until_ended).start(runner.user_greenlets)
     gevent.sleep(plan.duration_s - sender.now_s())
     sender.ended.set()
     runner.user_greenlets.kill(block=True)

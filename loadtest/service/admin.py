@@ -7,7 +7,6 @@ OpenAI server has the last one only.
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import httpx
@@ -49,9 +48,7 @@ class ServiceClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def status(self) -> ServiceStatus:

@@ -132,10 +132,9 @@ def _numbers_first(module: str) -> list[tuple[int, str]]:
 
 def table(found: Inspection) -> str:
     """Return the report for a terminal: a line for each type of layer, then those that stay plain, then totals."""
-    lines = []
     head = f"{'type':16} {'layers':>6} {'nested':>6} {'listed':>6} {'plain':>6}"
     head += f" {'smallest':>9} {'largest':>9} {'>1.75':>8} {'subnormal':>9} {'cast':>8} {'FP8 error':>9}"
-    lines.append(head)
+    lines = [head]
     for gemm, layers in [*found.by_gemm().items(), ("all", found.linear)]:
         kinds = Counter(layer.verdict.kind for layer in layers)
         line = f"{gemm[:16]:16} {len(layers):6} {kinds[NESTED]:6} {kinds[LISTED]:6} {kinds[PLAIN]:6}"

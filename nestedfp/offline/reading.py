@@ -41,11 +41,6 @@ class Weight:
         """The file that holds it."""
         return self.parts[0].shard
 
-    @property
-    def is_float(self) -> bool:
-        """Whether it holds weights, not integers."""
-        return self.dtype in FLOATS
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -94,14 +89,11 @@ def profiles(weights: Mapping[str, Weight], progress: Progress) -> dict[str, Pro
     """Read every weight once; return the statistics of each. Integers and buffers are no weights."""
     from nestedfp.kernels import ops
 
-    names = [name for name, weight in weights.items() if weight.is_float and not name.endswith(BUFFERS)]
+    names = [name for name, weight in weights.items() if weight.dtype in FLOATS and not name.endswith(BUFFERS)]
     tallies = {name: Tally(TORCH[weights[name].dtype]) for name in names}
-    found: dict[str, Profile] = {}
     for chunk in chunks(weights, names):
         tally = tallies[chunk.name]
         parts = [part.view(1, -1) for part in chunk.parts]
         tally.add(parts[0] if len(parts) == 1 else ops.join(*parts))
         progress(sum(part.nbytes for part in parts))
-    for name, tally in tallies.items():
-        found[name] = tally.profile()
-    return found
+    return {name: tally.profile() for name, tally in tallies.items()}

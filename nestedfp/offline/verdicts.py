@@ -9,7 +9,7 @@ from nestedfp.offline.profile import Profile
 
 # Layers that engines fuse into one: nested together or not at all.
 FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
-NESTED, LISTED, PLAIN, CANDIDATE = "nested", "listed", "plain", "candidate"
+NESTED, LISTED, PLAIN = "nested", "listed", "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Verdict:
     """One matrix of a checkpoint.
 
     Attributes:
-        kind: nested, listed (nested, with weights beyond 1.75 in a list), plain; candidate where no value was read.
+        kind: nested, listed (nested, with weights beyond 1.75 in a list), plain.
         reason: why it is plain.
         is_linear: whether it is the weight of a layer that could be nested by its name.
     """
@@ -39,40 +39,36 @@ def gemm_of(module: str) -> tuple[str, str]:
     return stem + dot + kind, kind
 
 
-def judge(shapes: Mapping[str, tuple[int, ...]], profiles: Mapping[str, Profile] | None) -> dict[str, Verdict]:
+def judge(shapes: Mapping[str, tuple[int, ...]], profiles: Mapping[str, Profile]) -> dict[str, Verdict]:
     """Return a verdict by module for each matrix that is some module's ``.weight``.
 
     Args:
         shapes: of all tensors, by name.
-        profiles: by name; None: only names and shapes are known.
+        profiles: by name.
     """
     verdicts: dict[str, Verdict] = {}
-    layers: dict[str, list[str]] = {}
-    for name, shape in shapes.items():
-        module = name.removesuffix(".weight")
-        if module == name or len(shape) != 2:
-            continue
-        if reason := _never(module):
-            verdicts[module] = Verdict(PLAIN, reason, False)
-        layers.setdefault(gemm_of(module)[0], []).append(module)
-    for modules in layers.values():
-        open_ones = [module for module in modules if module not in verdicts]
-        if not open_ones:
-            continue
-        if left_out := [module for module in modules if module in verdicts]:
-            verdicts |= dict.fromkeys(open_ones, Verdict(PLAIN, f"fused with {left_out[0]}, which stays plain"))
-        elif profiles is None:
-            verdicts |= dict.fromkeys(open_ones, Verdict(CANDIDATE))
-        else:
-            verdicts |= _by_values({module: profiles[f"{module}.weight"] for module in open_ones})
+    for modules in _layers(shapes):
+        left_out = [module for module in modules if _never(module)]
+        verdicts |= {module: Verdict(PLAIN, _never(module), False) for module in left_out}
+        rest = [module for module in modules if module not in verdicts]
+        if rest and left_out:
+            verdicts |= dict.fromkeys(rest, Verdict(PLAIN, f"fused with {left_out[0]}, which stays plain"))
+        elif rest:
+            verdicts |= _by_values({module: profiles[f"{module}.weight"] for module in rest})
     return verdicts
 
 
 def candidates(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
     """Return the modules that may be nested by name and shape, those of one fused layer together."""
+    return [modules for modules in _layers(shapes) if not any(map(_never, modules))]
+
+
+def _layers(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
+    """Return the modules whose weight is a matrix, those of one fused layer together."""
     layers: dict[str, list[str]] = {}
-    for module, verdict in judge(shapes, None).items():
-        if verdict.kind == CANDIDATE:
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight")
+        if module != name and len(shape) == 2:
             layers.setdefault(gemm_of(module)[0], []).append(module)
     return list(layers.values())
 

@@ -5,26 +5,45 @@ acknowledgements, calls ``step`` when the loop asked for it, and carries out the
 Engines are advanced lazily, when something looks at them or changes them; so a step costs no event.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any
+from math import log
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
 
 from controller.audit import DecisionRecord
 from controller.config import RENEW_S, REPORT_PERIOD_S, STEP_PERIOD_S, ControllerConfig
 from controller.decide.loop import ControlLoop
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode
-from simulator.cluster.network import Network
 from simulator.cluster.replica import Replica
 from simulator.cluster.routing import LeastConnections
-from simulator.cluster.scenario import Scenario
 from simulator.engine.cost_table import EngineTable
 from simulator.engine.request import SimRequest
 from simulator.errors import SimulationError
+from workload.frozen import FrozenModel
 
 OBSERVE_S = 0.5  # between two looks of an observer
 LONGEST_DRAIN_S = 7 * 86400.0  # a queue that lasts longer is a fault of the simulator
+DELAY_BLOCK = 4096  # random numbers drawn at a time
+DELAY_S = 1e-3  # median, of a message between controller and replica: calls between processes of one cluster
+DELAY_SPREAD = 2.0  # 84th percentile of the delay over its median
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Scenario(FrozenModel):
+    """One simulated cluster."""
+
+    replicas: Annotated[int, Field(ge=1)] = 1
+    max_replicas: Annotated[int, Field(ge=1)] | None = None  # of the autoscaler; None: it may not add any
+    cold_start_s: Seconds = 60.0  # until an added replica serves
+    admission_limit: Annotated[int, Field(ge=1)] | None = None  # sequences inside a replica
+    rest_s: Seconds = 0.0  # before the first request
+    pinned_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the requests demand exact FP16
+    seed: Annotated[int, Field(ge=0)] = 0
 
 
 @dataclass(slots=True)
@@ -51,7 +70,7 @@ class Cluster:
     ) -> None:
         self._table, self._config, self._scenario = table, config, scenario
         self.loop = ControlLoop(config)
-        self._network = Network(scenario.seed)
+        self._delays_s = delays_s(scenario.seed)
         self._proxy = LeastConnections(scenario.max_replicas or scenario.replicas)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._events_made = 0
@@ -117,7 +136,7 @@ class Cluster:
         if replica.draining and not replica.engine.busy:
             self._remove(now_s, replica)
             return
-        self._at(now_s + self._network.delay_s(), self._snapshot_arrives, replica, snapshot)
+        self._at(now_s + next(self._delays_s), self._snapshot_arrives, replica, snapshot)
 
     def _snapshot_arrives(self, now_s: float, replica: Replica, snapshot: ReplicaSnapshot) -> None:
         new = self.loop.directive_for(replica.name) is None
@@ -141,11 +160,11 @@ class Cluster:
 
     def _send(self, now_s: float, replica: Replica) -> None:
         if (directive := self.loop.directive_for(replica.name)) is not None:
-            self._at(now_s + self._network.delay_s(), self._directive_arrives, replica, directive)
+            self._at(now_s + next(self._delays_s), self._directive_arrives, replica, directive)
 
     def _directive_arrives(self, now_s: float, replica: Replica, directive: Directive) -> None:
         if not replica.gone:
-            self._at(now_s + self._network.delay_s(), self._ack_arrives, replica.take(now_s, directive))
+            self._at(now_s + next(self._delays_s), self._ack_arrives, replica.take(now_s, directive))
 
     def _ack_arrives(self, now_s: float, ack: DirectiveAck) -> None:
         self.loop.on_ack(now_s, ack)
@@ -205,3 +224,10 @@ class Cluster:
         for replica in staying[target:]:
             replica.draining = True
             self._proxy.remove(replica)
+
+
+def delays_s(seed: int) -> Iterator[float]:
+    """Yield the delay of each message between controller and replicas, log-normal, so that messages overtake each other."""
+    rng = np.random.default_rng([0x4E37, seed])
+    while True:
+        yield from reversed((DELAY_S * np.exp(log(DELAY_SPREAD) * rng.standard_normal(DELAY_BLOCK))).tolist())

@@ -156,10 +156,8 @@ class Replica:
             self._directed = force.mode
 
     def _let_out(self) -> None:
-        slo = self._slo
         for request in self.engine.finished:
             self._slo_evaluated += 1
-            tpot_ms = request.tpot_ms
-            self._within_slo += request.ttft_ms <= slo.ttft_ms and (tpot_ms is None or tpot_ms <= slo.tpot_ms)
+            self._within_slo += self._slo.met(request.ttft_ms, request.tpot_ms)
             self._places.pop(request).leave(request.output_tokens)
         self.engine.finished.clear()

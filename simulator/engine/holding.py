@@ -33,7 +33,6 @@ class Holding:
         self._chunks: list[tuple[SimRequest, int]] = []
         # statistics
         self.stats = EngineTotals()
-        self.preemptions = 0
         self.arrivals = 0
         self.arrived_tokens = 0
         self.finished: list[SimRequest] = []  # since the caller last took them
@@ -117,7 +116,6 @@ class Holding:
     def _preempt_last(self) -> None:
         """Take the request admitted last out of the batch, between two steps."""
         request, _ = self.running.popitem()
-        self.preemptions += 1
         request.preemptions += 1
         self._pinned -= request.pinned
         self.used_blocks -= self._blocks(request.computed)

@@ -14,7 +14,7 @@ from gemm_plans import parts
 from gemm_plans import plan as plan_of
 from gemm_shapes import SHAPES, TOKENS
 
-from benchmarks.kernels import gpu_kernels as kernels
+from nestedfp.kernels import cuda_library
 
 pytestmark = pytest.mark.usefixtures("host_library")
 
@@ -23,7 +23,7 @@ generate_tiles = importlib.util.module_from_spec(_SPEC)  # run by CMake, so it i
 sys.modules["generate_tiles"] = generate_tiles
 _SPEC.loader.exec_module(generate_tiles)
 
-PRECISIONS = (kernels.FP16, kernels.FP8)
+PRECISIONS = (cuda_library.FP16, cuda_library.FP8)
 ODD_PROBLEMS = [(m, n, k) for m in (1, 17, 129, 1000, 9000) for n in (1, 65, 4999, 150000) for k in (1, 64, 520, 50000)]
 
 
@@ -35,17 +35,17 @@ def problems():
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_problem_gets_a_valid_config_of_its_precision(precision):
     for m, n, k in problems():
-        config = kernels.choose(precision, m, n, k)
-        assert kernels.tiles()[config.tile].precision == precision, f"{m=} {n=} {k=}"
-        assert kernels.predict_us(precision, m, n, k, config) > 0, f"{m=} {n=} {k=} {config}"
+        config = cuda_library.choose(precision, m, n, k)
+        assert cuda_library.tiles()[config.tile].precision == precision, f"{m=} {n=} {k=}"
+        assert cuda_library.predict_us(precision, m, n, k, config) > 0, f"{m=} {n=} {k=} {config}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_plan_covers_every_tile_once(precision):
     for m, n, k in problems():
-        for _, config in kernels.valid_configs(precision, m, n, k):
-            tile = kernels.tiles()[config.tile]
+        for _, config in cuda_library.valid_configs(precision, m, n, k):
+            tile = cuda_library.tiles()[config.tile]
             plan = plan_of(precision, m, n, k, config)
             tiles = -(-n // (64 * tile.row_warpgroups * plan["multicast_ctas"])) * -(-m // tile.tokens)
             assert plan["multicast_ctas"] == tile.multicast_ctas
@@ -62,7 +62,7 @@ def test_every_plan_covers_every_tile_once(precision):
                 assert 0 < rest <= plan["blocks"] // config.split
                 assert plan["steps"] >= 2 * config.split
             else:
-                assert plan["blocks"] * plan["multicast_ctas"] <= kernels.NUM_SMS_H100 * tile.blocks_per_sm
+                assert plan["blocks"] * plan["multicast_ctas"] <= cuda_library.NUM_SMS_H100 * tile.blocks_per_sm
                 assert 0 < plan["work_units"] * plan["columns"] <= plan["blocks"]
 
 
@@ -72,7 +72,7 @@ def test_work_units_cover_every_step_once_and_wait_for_lower_blocks_only(precisi
     shapes = [(m, n, k) for n, k in SHAPES.values() for m in (1, 96, 256, 384, 512, 1000, 1536)]
     seen = 0
     for m, n, k in [*shapes, (3, 1000, 1088), (2500, 333, 700)]:
-        for _, config in kernels.valid_configs(precision, m, n, k):
+        for _, config in cuda_library.valid_configs(precision, m, n, k):
             if not config.global_workspace or config.tile % 3:
                 continue
             seen += 1
@@ -107,34 +107,40 @@ def test_a_few_tokens_more_do_not_cost_a_whole_wave(precision):
     for n, k in SHAPES.values():
         for m in (512, 1024, 2048, 4096):
             at, above = (
-                kernels.predict_us(precision, tokens, n, k, kernels.choose(precision, tokens, n, k))
+                cuda_library.predict_us(precision, tokens, n, k, cuda_library.choose(precision, tokens, n, k))
                 for tokens in (m, m + 8)
             )
             assert above < 1.3 * at, f"{m=} {n=} {k=}: {at:.1f} us, with 8 tokens more {above:.1f} us"
 
 
 def test_an_unknown_or_foreign_tile_is_refused():
-    assert kernels.predict_us(kernels.FP16, 16, 4096, 4096, kernels.Config(99)) < 0
-    foreign = next(i for i, tile in enumerate(kernels.tiles()) if tile.precision == kernels.FP8)
-    assert kernels.predict_us(kernels.FP16, 16, 4096, 4096, kernels.Config(foreign)) < 0
+    assert cuda_library.predict_us(cuda_library.FP16, 16, 4096, 4096, cuda_library.Config(99)) < 0
+    foreign = next(i for i, tile in enumerate(cuda_library.tiles()) if tile.precision == cuda_library.FP8)
+    assert cuda_library.predict_us(cuda_library.FP16, 16, 4096, 4096, cuda_library.Config(foreign)) < 0
 
 
 def test_a_split_finer_than_the_stages_of_k_is_refused():
-    assert kernels.predict_us(kernels.FP16, 16, 4096, 128, kernels.Config(3, split=4)) < 0
-    assert kernels.predict_us(kernels.FP16, 16, 4096, 512, kernels.Config(3, split=8, global_workspace=True)) < 0
+    assert cuda_library.predict_us(cuda_library.FP16, 16, 4096, 128, cuda_library.Config(3, split=4)) < 0
+    assert (
+        cuda_library.predict_us(
+            cuda_library.FP16, 16, 4096, 512, cuda_library.Config(3, split=8, global_workspace=True)
+        )
+        < 0
+    )
 
 
 def test_a_chip_of_another_size_gets_a_valid_config():
     for m in (1, 256, 4096):
-        config = kernels.choose(kernels.FP16, m, 6144, 4096, num_sms=114)
-        assert kernels.predict_us(kernels.FP16, m, 6144, 4096, config, num_sms=114) > 0
+        config = cuda_library.choose(cuda_library.FP16, m, 6144, 4096, num_sms=114)
+        assert cuda_library.predict_us(cuda_library.FP16, m, 6144, 4096, config, num_sms=114) > 0
 
 
 def test_clusters_that_do_not_all_run_at_once_take_one_turn_more_for_the_rest_alone():
     # 39 clusters of three blocks, of which 38 run at once: 91 us measured, 126 when all of them counted for two turns.
-    tile = next(i for i, t in enumerate(kernels.tiles()) if t.precision == kernels.FP8 and str(t) == "128x96")
+    tile = next(i for i, t in enumerate(cuda_library.tiles()) if t.precision == cuda_library.FP8 and str(t) == "128x96")
     fitting, beyond = (
-        kernels.predict_us(kernels.FP8, 73, n, 46400, kernels.Config(tile, 3)) for n in (38 * 128, 39 * 128)
+        cuda_library.predict_us(cuda_library.FP8, 73, n, 46400, cuda_library.Config(tile, 3))
+        for n in (38 * 128, 39 * 128)
     )
     assert 1.1 * fitting < beyond < 1.7 * fitting
 
@@ -145,7 +151,7 @@ def test_every_tile_is_instantiated_and_no_other(tmp_path):
     built = [
         f"{'kFp8' if tile.precision else 'kFp16'}, {tile.row_warpgroups}, {tile.k_warpgroups}, {tile.tokens}, "
         f"{tile.blocks_per_sm}, {tile.multicast_ctas}"
-        for tile in kernels.tiles()
+        for tile in cuda_library.tiles()
     ]
     assert compiled == built
     assert all(path.read_text().count("NESTEDFP_INSTANTIATE") <= generate_tiles.TILES_PER_FILE for path in sources)

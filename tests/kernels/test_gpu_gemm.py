@@ -9,12 +9,12 @@ from quantizer_reference import quantize_per_token
 
 from benchmarks.kernels import gpu_kernels as kernels
 from nestedfp.format import LIMIT, UPPER_SCALE, split
-from nestedfp.kernels import cuda_ops, ops
+from nestedfp.kernels import cuda_library, cuda_ops, ops
 from nestedfp.kernels.tuning import gemm_tuning
 
 pytestmark = pytest.mark.gpu
 
-FP16, FP8 = kernels.FP16, kernels.FP8
+FP16, FP8 = cuda_library.FP16, cuda_library.FP8
 DEVICE = "cuda"
 
 
@@ -72,11 +72,11 @@ def test_every_tile_rebuilds_every_weight_exactly():
     planes = kernels.pack(weight.to(DEVICE))
     fp8_weight = (split(weight)[0].view(torch.float8_e4m3fn).float() / UPPER_SCALE).half()
     x = torch.eye(k, dtype=torch.float16, device=DEVICE)
-    for _, config in kernels.valid_configs(FP16, k, n, k):
+    for _, config in cuda_library.valid_configs(FP16, k, n, k):
         for neutral, expected in ((False, weight), (True, fp8_weight)):
             out = poisoned(k, n)
             kernels.gemm(config, x, planes, out[:k], neutral_lower=neutral)
-            assert torch.equal(out[:k].cpu(), expected.t()), f"{kernels.describe(config)} {neutral=}"
+            assert torch.equal(out[:k].cpu(), expected.t()), f"{cuda_library.describe(config)} {neutral=}"
 
 
 @pytest.mark.parametrize(("n", "k"), [(1000, 1088), (2563, 520), (6144, 4096)])
@@ -93,7 +93,7 @@ def test_every_config_is_as_accurate_as_cublas(m, n, k):
     fp8_x = reference_codes.to(DEVICE).double() * reference_scale.to(DEVICE).double()
     exact_fp8 = fp8_x @ (split(weight.cpu())[0].to(DEVICE).view(torch.float8_e4m3fn).double() / UPPER_SCALE).t()
     for precision in (FP16, FP8):
-        for _, config in kernels.valid_configs(precision, m, n, k):
+        for _, config in cuda_library.valid_configs(precision, m, n, k):
             with_bias = config.tile % 2 == 0
             expected = exact if precision == FP16 else exact_fp8
             expected = expected + bias.double() if with_bias else expected
@@ -109,8 +109,8 @@ def test_every_config_is_as_accurate_as_cublas(m, n, k):
             error = relative_error(out[:m], expected)
             # Measured FP8 errors reach 4e-3 at m = 1: the tensor cores keep about 14 bits of an FP8 partial sum.
             limit = 1.1 * cublas_error + 2e-5 if precision == FP16 else 6e-3
-            assert error < limit, f"{kernels.describe(config)} {m=} {n=} {k=} {error=} {limit=}"
-            assert out[m:].isnan().all(), f"{kernels.describe(config)} wrote beyond its {m} rows"
+            assert error < limit, f"{cuda_library.describe(config)} {m=} {n=} {k=} {error=} {limit=}"
+            assert out[m:].isnan().all(), f"{cuda_library.describe(config)} wrote beyond its {m} rows"
 
 
 # Many short tiles a block, where a stage is refilled as soon as it is released.
@@ -120,9 +120,9 @@ def test_every_config_is_as_accurate_as_cublas(m, n, k):
 def test_thousands_of_launches_give_the_same_bits(n, k, m):
     planes = kernels.pack(torch.randn(n, k, device=DEVICE).mul_(0.02).half())
     x = torch.randn(m, k, device=DEVICE).half()
-    configs = [config for _, config in sorted(kernels.valid_configs(FP16, m, n, k), key=lambda pair: pair[0])[:60]]
-    shared = [c for _, c in kernels.valid_configs(FP16, m, n, k) if c.global_workspace and c.split in (0, 4)][::4]
-    configs += [c for c in (kernels.Config(0), *shared) if c not in configs]
+    configs = [config for _, config in sorted(cuda_library.valid_configs(FP16, m, n, k), key=lambda pair: pair[0])[:60]]
+    shared = [c for _, c in cuda_library.valid_configs(FP16, m, n, k) if c.global_workspace and c.split in (0, 4)][::4]
+    configs += [c for c in (cuda_library.Config(0), *shared) if c not in configs]
     for config in configs:
         first = poisoned(m, n)
         kernels.gemm(config, x, planes, first[:m], pdl=False)
@@ -131,17 +131,19 @@ def test_thousands_of_launches_give_the_same_bits(n, k, m):
             out = poisoned(m, n)
             kernels.gemm(config, x, planes, out[:m])
             differing[i] = (out[:m] != first[:m]).sum()
-        assert differing.count_nonzero() == 0, f"{kernels.describe(config)}: {differing[differing > 0].tolist()[:5]}"
+        assert differing.count_nonzero() == 0, (
+            f"{cuda_library.describe(config)}: {differing[differing > 0].tolist()[:5]}"
+        )
 
 
 def chosen(m, n, k):
-    return [kernels.choose(FP16, m, n, k)]
+    return [cuda_library.choose(FP16, m, n, k)]
 
 
 def waiting_for_each_other(m, n, k):
     """Configs whose blocks wait for sums of other blocks of the same launch, on large tiles."""
-    found = [c for _, c in kernels.valid_configs(FP16, m, n, k) if c.global_workspace and not c.tail_only]
-    return [c for c in found if c.split == 0 and kernels.tiles()[c.tile].tokens == 192]
+    found = [c for _, c in cuda_library.valid_configs(FP16, m, n, k) if c.global_workspace and not c.tail_only]
+    return [c for c in found if c.split == 0 and cuda_library.tiles()[c.tile].tokens == 192]
 
 
 @pytest.mark.parametrize(
@@ -180,9 +182,9 @@ def test_a_captured_graph_survives_changes_of_memory_and_input():
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         for _ in range(3):
-            kernels.gemm(kernels.choose(FP16, m, n, k), x, planes, outs[FP16][:m])
+            kernels.gemm(cuda_library.choose(FP16, m, n, k), x, planes, outs[FP16][:m])
             kernels.quantize(x, codes, scale)
-            kernels.gemm(kernels.choose(FP8, m, n, k), codes, planes, outs[FP8][:m], scale=scale)
+            kernels.gemm(cuda_library.choose(FP8, m, n, k), codes, planes, outs[FP8][:m], scale=scale)
     for _ in range(3):
         churn = [torch.full((1 << 22,), torch.nan, device=DEVICE) for _ in range(16)]
         x.copy_(torch.randn(m, k))
@@ -200,10 +202,10 @@ def test_timings_of_this_card_guide_the_choice_and_change_no_result_but_its_last
     weight = torch.randn(n, k, device=DEVICE).mul_(0.02).half()
     planes = kernels.pack(weight.to(DEVICE))
     before = {m: chosen(m, n, k)[0] for m in tokens}
-    timings = gemm_tuning.tune({(n, k): [planes]}, tokens, kernels.NUM_SMS_H100)[n, k]
+    timings = gemm_tuning.tune({(n, k): [planes]}, tokens, cuda_library.NUM_SMS_H100)[n, k]
     assert {(t.precision, t.m) for t in timings} == {(p, m) for p in (FP16, FP8) for m in tokens}
     assert all(0.5 < t.us < 1000 for t in timings)
-    assert gemm_tuning.take(timings, kernels.NUM_SMS_H100) == len(timings)
+    assert gemm_tuning.take(timings, cuda_library.NUM_SMS_H100) == len(timings)
     try:
         for m in tokens:
             (config,) = chosen(m, n, k)

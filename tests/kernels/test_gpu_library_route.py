@@ -9,9 +9,8 @@ import pytest
 import torch
 from quantizer_reference import quantize_per_token
 
-from benchmarks.kernels import gpu_kernels as kernels
 from nestedfp.format import upper_to_float
-from nestedfp.kernels import cuda_ops, ops
+from nestedfp.kernels import cuda_library, cuda_ops, ops
 from nestedfp.modes import Mode
 
 with warnings.catch_warnings():
@@ -105,7 +104,7 @@ def test_the_operator_sends_large_steps_to_a_library_and_graphs_replay_it(monkey
 def test_a_measurement_finds_that_both_compute_the_same(mode):
     n, k = 4096, 4096
     _, _, upper, lower = packed(n, k)
-    weight = kernels.PackedWeight(upper, lower, n, k)
+    weight = cuda_library.PackedWeight(upper, lower, n, k)
     ops.set_mode(mode)
     for tokens in library_route.TOKENS:
         assert library_route.agrees(mode, library_route.activations(tokens, k, upper.device), weight)
@@ -115,7 +114,7 @@ def test_a_measurement_finds_that_both_compute_the_same(mode):
 def test_a_library_is_taken_from_where_it_is_faster(monkeypatch, mode):
     n, k = 4096, 4096
     _, _, upper, lower = packed(n, k)
-    weights = [kernels.PackedWeight(upper, lower, n, k)]
+    weights = [cuda_library.PackedWeight(upper, lower, n, k)]
     right = library_route.PRODUCTS[mode]
 
     def slow(*given):

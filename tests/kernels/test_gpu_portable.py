@@ -11,7 +11,7 @@ from quantizer_reference import quantize_per_token
 from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_portable import EXACT, FP8, UPPER_FP16, gemm
 from nestedfp.format import upper_to_float
-from nestedfp.kernels import ops
+from nestedfp.kernels import cuda_library, ops
 from nestedfp.kernels.gpu_kernels import multiplies_fp8
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,7 @@ OPERANDS = {"exact": EXACT, "upper_fp16": UPPER_FP16, "fp8": FP8}
 def library():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("needs a GPU of compute capability 8.0 or newer")
-    kernels.library()
+    cuda_library.library()
     torch.manual_seed(0)
 
 

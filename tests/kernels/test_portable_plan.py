@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 from gemm_plans import portable_work
 
-from benchmarks.kernels import gpu_kernels as kernels
 from benchmarks.kernels.gpu_portable import EXACT, FP8, UPPER_FP16, plan
+from nestedfp.kernels import cuda_library
 from nestedfp.kernels.gpu_kernels import PORTABLE_FROM, is_portable, multiplies_fp8
 
 pytestmark = pytest.mark.usefixtures("host_library")
@@ -34,13 +34,13 @@ def test_every_step_of_every_tile_is_computed_once(operands, split, m, n, k):
 def test_python_and_cpp_say_the_same_of_every_gpu():
     traits = (ctypes.c_int * 3)()
     for capability in ((7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)):
-        kernels.library().nestedfp_gpu_traits(capability[0] * 10 + capability[1], traits)
+        cuda_library.library().nestedfp_gpu_traits(capability[0] * 10 + capability[1], traits)
         expected = (capability >= PORTABLE_FROM, is_portable(capability), multiplies_fp8(capability))
         assert tuple(map(bool, traits)) == expected, capability
 
 
 def test_only_a_split_needs_a_workspace_a_float_for_each_sum_of_each_part():
-    workspace = kernels.library().nestedfp_portable_workspace_bytes
+    workspace = cuda_library.library().nestedfp_portable_workspace_bytes
     for tile, (rows, tokens) in enumerate(TILES):
         assert workspace(EXACT, 70, 130, 4096, tile, 1) == 0
         tiles = -(-130 // rows) * -(-70 // tokens)

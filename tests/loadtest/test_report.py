@@ -6,8 +6,8 @@ from math import isnan
 
 from loadtest_builders import SLO, failed, make_record, make_run
 
-from loadtest.report.plots import is_exact, shares_over_time
-from loadtest.report.run_summary import meets_ttft, summarise
+from loadtest.report.plots import shares_over_time
+from loadtest.report.run_summary import is_exact, met, summarise
 from loadtest.report.verdict import verdict
 from loadtest.report.write import HEADER, LoadSummary, Summary, render_html, report_lines, write_report
 
@@ -87,7 +87,7 @@ def test_the_terminal_table_has_a_column_for_each_run_and_fits_80_columns():
 
 def test_shares_over_time_are_those_of_the_requests_that_arrived_then_and_tell():
     records = [make_record(index, ttft_ms=50.0 if index < 6 else 500.0) for index in range(10)]
-    shares = shares_over_time(records, [0.0, 5.0, 10.0, 15.0], lambda record: meets_ttft(record, SLO))
+    shares = shares_over_time(records, [0.0, 5.0, 10.0, 15.0], lambda record: met(record, SLO))
     assert shares[:2] == [1.0, 0.2]
     assert isnan(shares[2]), "nobody arrived"
     assert [is_exact(record) for record in (records[0], failed(1))] == [False, None]

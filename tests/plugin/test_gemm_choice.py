@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from benchmarks.kernels import gpu_kernels as kernels
+from nestedfp.kernels import cuda_library
 from nestedfp.kernels.cuda_library import Config
 from nestedfp.kernels.tuning import gemm_cache, gemm_tuning
 from nestedfp.kernels.tuning.gemm_cache import Card
@@ -15,7 +15,7 @@ from nestedfp.kernels.tuning.gemm_tuning import Timing
 
 pytestmark = pytest.mark.usefixtures("host_library")
 
-SMS = kernels.NUM_SMS_H100
+SMS = cuda_library.NUM_SMS_H100
 SHAPE = (6144, 4096)
 CARD = Card("NVIDIA H100 80GB HBM3", 132, "1980 MHz, 2619 MHz, 700.00 W, 580.1", "0123456789abcdef")
 
@@ -36,7 +36,7 @@ def cache_folder(tmp_path, monkeypatch):
 def predicted(precision, m, n, k, factor=lambda config: 1.0):
     """Timings of the candidates as the cost model predicts them, times a factor."""
     return [
-        Timing(precision, m, n, k, c, factor(c) * kernels.predict_us(precision, m, n, k, c))
+        Timing(precision, m, n, k, c, factor(c) * cuda_library.predict_us(precision, m, n, k, c))
         for c in gemm_tuning.candidates(precision, m, n, k, SMS)
     ]
 
@@ -64,12 +64,12 @@ class Weight:
 @pytest.mark.parametrize("slower_each", [0.0, 0.005, 0.02])
 @pytest.mark.parametrize("best", [0, 4, 9])
 def test_a_card_that_slows_down_meanwhile_does_not_choose_what_was_timed_first(monkeypatch, slower_each, best):
-    found = gemm_tuning.candidates(kernels.FP16, 448, *SHAPE, SMS)
+    found = gemm_tuning.candidates(cuda_library.FP16, 448, *SHAPE, SMS)
     true_us = {config: 100 * (1 if i == best else 1.03 + 0.01 * i) for i, config in enumerate(found)}
     monkeypatch.setattr(SlowingCard, "slower_each", slower_each, raising=False)
     monkeypatch.setattr(SlowingCard, "true_us", true_us, raising=False)
     monkeypatch.setattr(gemm_tuning, "Chain", SlowingCard)
-    timings = {t.config: t.us for t in gemm_tuning.time_cell(kernels.FP16, 448, [Weight()], SMS)}
+    timings = {t.config: t.us for t in gemm_tuning.time_cell(cuda_library.FP16, 448, [Weight()], SMS)}
     assert set(timings) == set(found)
     assert min(timings, key=timings.__getitem__) == found[best]
     ratios = [us / true_us[config] for config, us in timings.items()]
@@ -78,58 +78,62 @@ def test_a_card_that_slows_down_meanwhile_does_not_choose_what_was_timed_first(m
         assert timings == pytest.approx(true_us)
 
 
-@pytest.mark.parametrize("precision", [kernels.FP16, kernels.FP8])
+@pytest.mark.parametrize("precision", [cuda_library.FP16, cuda_library.FP8])
 @pytest.mark.parametrize("m", [1, 100, 600, 3000])
 def test_the_fastest_timed_config_is_chosen_and_forgotten_again(precision, m):
     n, k = SHAPE
-    before = kernels.choose(precision, m, n, k)
+    before = cuda_library.choose(precision, m, n, k)
     slowest = gemm_tuning.candidates(precision, m, n, k, SMS)[-1]
     timings = predicted(precision, m, n, k, lambda config: 0.3 if config == slowest else 1.0)
     assert gemm_tuning.take(timings, SMS) == len(timings)
-    assert kernels.choose(precision, m, n, k) == slowest != before
+    assert cuda_library.choose(precision, m, n, k) == slowest != before
     gemm_tuning.forget()
-    assert kernels.choose(precision, m, n, k) == before
+    assert cuda_library.choose(precision, m, n, k) == before
 
 
 def test_a_token_count_between_two_timed_ones_profits_from_both():
     n, k = SHAPE
-    favourite = kernels.choose(kernels.FP16, 600, n, k)
-    others = [c for _, c in kernels.valid_configs(kernels.FP16, 600, n, k) if c.tile != favourite.tile]
-    better = min(others, key=lambda c: kernels.predict_us(kernels.FP16, 600, n, k, c))
+    favourite = cuda_library.choose(cuda_library.FP16, 600, n, k)
+    others = [c for _, c in cuda_library.valid_configs(cuda_library.FP16, 600, n, k) if c.tile != favourite.tile]
+    better = min(others, key=lambda c: cuda_library.predict_us(cuda_library.FP16, 600, n, k, c))
 
     def slow_favourite(config):
         return 1.5 if config.tile == favourite.tile else 1.0
 
     for m in (512, 640):
-        timings = predicted(kernels.FP16, m, n, k, slow_favourite)
+        timings = predicted(cuda_library.FP16, m, n, k, slow_favourite)
         for config in (favourite, better):
-            us = kernels.predict_us(kernels.FP16, m, n, k, config)
-            timings += [Timing(kernels.FP16, m, n, k, config, us * slow_favourite(config))] if us > 0 else []
+            us = cuda_library.predict_us(cuda_library.FP16, m, n, k, config)
+            timings += [Timing(cuda_library.FP16, m, n, k, config, us * slow_favourite(config))] if us > 0 else []
         gemm_tuning.take(timings, SMS)
-    assert kernels.choose(kernels.FP16, 600, n, k).tile != favourite.tile
+    assert cuda_library.choose(cuda_library.FP16, 600, n, k).tile != favourite.tile
 
 
 def test_steps_far_larger_than_any_timed_one_are_left_to_table_and_model():
     n, k = SHAPE
-    before = {m: kernels.choose(kernels.FP16, m, n, k) for m in (900, 1024, 8192)}
-    slow = [Timing(kernels.FP16, 768, n, k, config, 1e4) for config in before.values()]
-    gemm_tuning.take([*slow, *predicted(kernels.FP16, 768, n, k, lambda c: 3.0 if c in before.values() else 0.5)], SMS)
-    assert kernels.choose(kernels.FP16, 900, n, k) != before[900]
-    assert {m: kernels.choose(kernels.FP16, m, n, k) for m in (1024, 8192)} == {m: before[m] for m in (1024, 8192)}
+    before = {m: cuda_library.choose(cuda_library.FP16, m, n, k) for m in (900, 1024, 8192)}
+    slow = [Timing(cuda_library.FP16, 768, n, k, config, 1e4) for config in before.values()]
+    gemm_tuning.take(
+        [*slow, *predicted(cuda_library.FP16, 768, n, k, lambda c: 3.0 if c in before.values() else 0.5)], SMS
+    )
+    assert cuda_library.choose(cuda_library.FP16, 900, n, k) != before[900]
+    assert {m: cuda_library.choose(cuda_library.FP16, m, n, k) for m in (1024, 8192)} == {
+        m: before[m] for m in (1024, 8192)
+    }
 
 
 def test_timings_of_configs_that_these_kernels_do_not_have_are_not_taken():
     n, k = SHAPE
-    assert gemm_tuning.take([Timing(kernels.FP16, 16, n, k, Config(99), 1.0)], SMS) == 0
+    assert gemm_tuning.take([Timing(cuda_library.FP16, 16, n, k, Config(99), 1.0)], SMS) == 0
 
 
 def test_candidates_are_promising_and_of_several_tiles():
     for m in (1, 64, 300, 4096):
-        found = gemm_tuning.candidates(kernels.FP16, m, *SHAPE, SMS)
+        found = gemm_tuning.candidates(cuda_library.FP16, m, *SHAPE, SMS)
         assert len(found) == gemm_tuning.CANDIDATES
         assert len({config.tile for config in found}) >= 2
-        best = min(us for us, _ in kernels.valid_configs(kernels.FP16, m, *SHAPE))
-        assert kernels.predict_us(kernels.FP16, m, *SHAPE, found[0]) == best
+        best = min(us for us, _ in cuda_library.valid_configs(cuda_library.FP16, m, *SHAPE))
+        assert cuda_library.predict_us(cuda_library.FP16, m, *SHAPE, found[0]) == best
 
 
 def save(reach, rows):
@@ -141,7 +145,7 @@ def load(reach, card=CARD, shape=SHAPE, kind="gemm", of_list=Timing.of_list):
 
 
 def test_kept_timings_come_back_as_they_were_for_smaller_steps_of_this_shape_and_card():
-    timings = predicted(kernels.FP8, 48, *SHAPE)
+    timings = predicted(cuda_library.FP8, 48, *SHAPE)
     save(2048, timings)
     found = load(2048)
     assert found == timings
@@ -171,7 +175,7 @@ def test_a_damaged_file_costs_one_warning_and_is_written_anew(damage, caplog):
         logging.getLogger("vllm.nestedfp").removeHandler(caplog.handler)
     assert len({record.getMessage() for record in caplog.records}) == 1
     assert str(path) in caplog.text
-    save(9, predicted(kernels.FP16, 9, *SHAPE))
+    save(9, predicted(cuda_library.FP16, 9, *SHAPE))
     assert load(9)
 
 

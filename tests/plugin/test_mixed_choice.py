@@ -7,14 +7,14 @@ import ctypes
 
 import pytest
 
-from benchmarks.kernels import gpu_kernels as kernels
+from nestedfp.kernels import cuda_library
 from nestedfp.kernels.cuda_library import mixed_tiles
 from nestedfp.kernels.tuning import gemm_cache, mixed_tuning
 from nestedfp.kernels.tuning.mixed_tuning import TWO_LAUNCHES, MixedChoice
 
 pytestmark = pytest.mark.usefixtures("host_library")
 
-SMS, N, K = kernels.NUM_SMS_H100, 65536, 5120
+SMS, N, K = cuda_library.NUM_SMS_H100, 65536, 5120
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def nothing_taken():
 def chosen(exact, fast, n=N, k=K):
     """The config that the operator takes; None: two launches."""
     config = (ctypes.c_int * 4)()
-    refused = kernels.library().nestedfp_choose_mixed(exact, fast, n, k, SMS, config)
+    refused = cuda_library.library().nestedfp_choose_mixed(exact, fast, n, k, SMS, config)
     return None if refused else tuple(config)
 
 

@@ -10,7 +10,7 @@ from sim_builders import FP8, FP16, exit_status, make_arrivals
 
 from simulator import run
 from simulator.bench import arrivals, make_config, make_requests
-from simulator.cluster.scenario import Scenario
+from simulator.cluster.cluster import Scenario
 from simulator.engine.cost_table import StepTimeModel, read_table
 from simulator.errors import SimulationError
 from simulator.fit import fit, observations

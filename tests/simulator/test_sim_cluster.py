@@ -10,9 +10,8 @@ from controller.config import ControllerConfig
 from controller.messages import Directive, ReplicaSnapshot
 from nestedfp.modes import DirectiveMode, Mode
 from simulator.bench import arrivals, simulate
-from simulator.cluster.cluster import Cluster, RunResult
+from simulator.cluster.cluster import Cluster, RunResult, Scenario
 from simulator.cluster.replica import Replica
-from simulator.cluster.scenario import Scenario
 from simulator.simulation_summary import SimulationSummary
 
 pytestmark = pytest.mark.slow

@@ -23,6 +23,7 @@ from deploy.config import REPOSITORY
 from deploy.front.checks import grammar_process
 from deploy.front.checks.grammar_process import CHILD_S, DOOR, FIELDS, OPTIONS, SETTING, Setting
 from deploy.front.replies import OVERLOADED, Refused
+from nestedfp.hooks.around import put
 
 log = logging.getLogger(__name__)
 
@@ -159,16 +160,11 @@ def skip_tried() -> None:
     """Have vLLM not check again, in the front's loop, what has been tried. Idempotent."""
     from vllm.sampling_params import SamplingParams
 
-    original = SamplingParams._validate_structured_outputs
-    if getattr(original, "_nestedfp", False):
-        return
+    def checked(original: Any, params: Any, *args: Any, **kwargs: Any) -> None:
+        if not getattr(params.structured_outputs, "nestedfp_tried", False):
+            original(params, *args, **kwargs)
 
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not getattr(self.structured_outputs, "nestedfp_tried", False):
-            original(self, *args, **kwargs)
-
-    checked._nestedfp = True  # type: ignore[attr-defined]
-    SamplingParams._validate_structured_outputs = checked
+    put(SamplingParams, "_validate_structured_outputs", checked)
 
 
 def of_client(client: Any, cpu_s: float) -> Grammars:

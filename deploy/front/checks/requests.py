@@ -272,13 +272,12 @@ def stated_precision(request: Any, headers: dict[bytes, bytes]) -> AskedPrecisio
     Raises:
         Refused: 400 for an unknown precision, or for two that contradict each other.
     """
-    header = headers.get(PIN_HEADER.encode())
     try:
         return stated(
             (
                 (getattr(request, PIN_KEY, None), PIN_KEY),
                 (_xargs(request).get(PIN_KEY), f"vllm_xargs.{PIN_KEY}"),
-                (None if header is None else header.decode("latin-1"), PIN_HEADER),
+                (_header(headers, PIN_HEADER), PIN_HEADER),
             )
         )
     except AskedError as error:
@@ -308,12 +307,11 @@ def queue_deadline_s(request: Any, headers: dict[bytes, bytes], usual_s: float |
     Raises:
         Refused: 400 for what is no such time.
     """
-    header = headers.get(DEADLINE_HEADER.encode())
     stated = [
         _seconds(given, where)
         for given, where in (
             (_xargs(request).get(DEADLINE_KEY), f"vllm_xargs.{DEADLINE_KEY}"),
-            (None if header is None else header.decode("latin-1"), DEADLINE_HEADER),
+            (_header(headers, DEADLINE_HEADER), DEADLINE_HEADER),
         )
         if given is not None
     ]
@@ -341,10 +339,8 @@ def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
     Raises:
         Refused: 400 for what is none, or one that the engine cannot keep; vLLM passes over a header that is none.
     """
-    header = headers.get(PRIORITY_HEADER.encode())
-    if header is None:
+    if (given := _header(headers, PRIORITY_HEADER)) is None:
         return int(request.priority)
-    given = header.decode("latin-1")
     try:
         stated = int(given)
     except ValueError:
@@ -353,6 +349,11 @@ def stated_priority(request: Any, headers: dict[bytes, bytes]) -> int:
         message = f"the header {PRIORITY_HEADER} is expected to be a whole number between {-INT32} and {INT32}, got {given!r:.40}"
         raise Refused(400, message, param=PRIORITY_HEADER)
     return stated
+
+
+def _header(headers: Mapping[bytes, bytes], name: str) -> str | None:
+    value = headers.get(name.encode())
+    return None if value is None else value.decode("latin-1")
 
 
 def _xargs(request: Any) -> dict[str, Any]:
