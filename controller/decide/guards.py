@@ -65,9 +65,8 @@ def guarded_decide(
     if len(evidence) < max(1, QUORUM * len(ready)):
         unready = "held_by_warm_up" if serving(observation.replicas) else "held_no_ready_replicas"
         hold = "held_by_quorum" if ready else unready
-        stay = Decision(
-            observation.current, hold, exceptions=observation.exceptions
-        )  # but for the rule, which is not known here
+        # But for the rule, which is not known here.
+        stay = Decision(observation.current, hold, exceptions=observation.exceptions)
         return Plan(stay, None, hold, policy_state)
     proposal, policy_state = spec.decide(replace(observation, replicas=evidence), policy_state, policy_config)
     if silent := set(ids_of(ready)) - set(ids_of(evidence)):

@@ -126,16 +126,14 @@ class ReplicaAgent:
                         "the controller does not answer the call for directives (%r); the directive holds until its lease ends",
                         error,
                     )
-                reachable, ack, answer = (
-                    False,
-                    None,
-                    None,
-                )  # whoever answers next learns from the snapshots what is in force
+                reachable = False
+                ack = answer = None  # whoever answers next learns from the snapshots what is in force
                 self._asked.set()
             else:
                 if not reachable:
                     log.info("the controller answers the call for directives again")
-                reachable, ack = True, None
+                reachable = True
+                ack = None
             if answer is None:
                 await asyncio.sleep(PAUSE_S)
                 continue

@@ -62,6 +62,15 @@ def test_after_a_lapse_a_restarted_controller_takes_no_deadlines_away_before_it_
     assert cluster.run(5, **HOT).modes == {FP8}
 
 
+def test_a_restarted_controller_decides_after_two_seconds_however_long_the_lease() -> None:
+    cluster = Cluster(make_loop("threshold", lease_s=30.0), ("r0", "r1")).run(3)
+    cluster.loop = make_loop("threshold", lease_s=30.0)
+    assert cluster.run(1.5, **HOT).modes == {FP16}
+    # Were it to die again now, the replicas would not stay in FP16 without deadlines.
+    assert all(follower.latest.fallback.mode is AUTO for follower in cluster.followers.values())
+    assert cluster.run(1.5, **HOT).modes == {FP8}
+
+
 def test_the_first_answer_of_a_restarted_controller_changes_nothing() -> None:
     async def test(actor: Any, replicas: Any) -> None:
         rule = ControllerConfig().lapsed[1]

@@ -125,6 +125,17 @@ def test_a_new_replica_takes_no_request_before_it_has_asked_the_controller(mode)
     assert run(scenario, Controller(directive(7, mode))) == mode
 
 
+def test_a_directive_that_is_none_is_logged_and_the_next_one_taken(caplog):
+    controller = Controller(directive(1, "fp32"))
+
+    async def scenario(agent, engine):
+        assert "a directive was not taken" in caplog.text
+        controller.directive = directive(2, "fp8")
+        await until(lambda: engine.directives[-1]["mode"] == "fp8")
+
+    run(scenario, controller)
+
+
 @pytest.mark.parametrize(
     ("policy", "mode"), [("static_fp16", "fp16"), ("static_fp8", "fp8"), ("deadlines", "auto"), ("threshold", "auto")]
 )

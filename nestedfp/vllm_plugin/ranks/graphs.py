@@ -8,8 +8,8 @@ Steps with prompts in them also get graphs above vLLM's largest size, as far as 
 than the GPU computes them: in FP8 mode that is further than in FP16 mode. For small models that holds for piecewise graphs as
 well, a launch for each piece between two attentions: where attention can be captured, steps with prompts have whole ones.
 
-Steps of exact and fast rows have graphs in pieces, for some numbers of exact rows and of all rows: without one the host takes 33 to
-40 ms to launch a step of 32 layers, longer than the GPU computes it, and then looks at the tokens of the step before too late.
+Steps of exact and fast rows have graphs in pieces, for some numbers of exact rows and of all rows. Without one the host launches a
+step more slowly than the GPU computes it, and sees the tokens of the step before too late.
 """
 
 from collections.abc import Callable, Mapping, Sequence
