@@ -10,6 +10,23 @@ if TYPE_CHECKING:
 DTYPES = (*PLAIN_KV_DTYPES, *FP8_KV_DTYPES)
 
 
+def needs_cpu_mla(config: "VllmConfig") -> bool:
+    """Whether vLLM would give latent attention in FP16 to its kernels for AMX, which compute right in BF16 alone.
+
+    vLLM takes them on every CPU that has AMX, whatever the dtype.
+    """
+    import torch
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return (
+        current_platform.is_cpu()
+        and config.model_config.use_mla
+        and torch.cpu._is_amx_tile_supported()
+        and config.attention_config.backend is not AttentionBackendEnum.CPU_MLA
+    )
+
+
 def complete(config: "VllmConfig", *, is_cpu: bool) -> None:
     """Refuse a cache that cannot be read; on a GPU have Triton read an FP8 one where the user chose no attention.
 
@@ -21,6 +38,11 @@ def complete(config: "VllmConfig", *, is_cpu: bool) -> None:
     import torch
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+    if is_cpu and needs_cpu_mla(config):
+        raise ValueError(
+            f"attention_backend={getattr(config.attention_config.backend, 'name', None)!r}: on this CPU vLLM would compute latent "
+            "attention with kernels for AMX, which are wrong in FP16; set it to 'CPU_MLA'"
+        )
     dtype = config.cache_config.cache_dtype
     if dtype not in DTYPES:
         raise ValueError(

@@ -8,6 +8,7 @@ before any process starts. ``require_our_parts`` is the last line of defence ins
 import importlib
 import os
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,12 @@ def create_engine_config(original: Any, given: Any, usage_context: Any = None, *
         given.dtype = "float16"
     try:
         config = original(given, usage_context, *args, **kwargs)
+        if (
+            config.model_config.quantization == "nestedfp"
+            and config.attention_config.backend is None
+            and kv_cache.needs_cpu_mla(config)
+        ):
+            config = original(replace(given, attention_backend="CPU_MLA"), usage_context, *args, **kwargs)
     except ValueError as error:
         if given.quantization == "nestedfp" and "does not support float16" in str(error):
             raise ValueError(f"{given.model}: its activations leave FP16's range (65504): {REMEDY}") from error
