@@ -4,10 +4,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from benchmarks.engine.engine_shapes import SHAPES
 from controller.config import ControllerConfig
 from experiments.config import Experiment, ExperimentError, controller_section
-from experiments.other_ranks import derive
 from nestedfp.vllm_plugin.options import PluginOptions
 from simulator.bench import simulate
 from simulator.cluster.cluster import Scenario
@@ -69,14 +67,18 @@ def arrivals(experiment: Experiment, trace: Path, rate_rps: float, seed: int) ->
 
 
 def limited_table(table: Path, experiment: Experiment) -> EngineTable:
-    """Return step costs of the experiment's engine: its shape, ranks and limits, not those of the measured table.
+    """Return step costs of the experiment's engine: with its limits, not those of the measured one.
 
     Raises:
-        SimulationError: when the table cannot be read, or the experiment's weights do not fit.
-        ExperimentError: when nothing tells what other ranks or another shape would take.
+        SimulationError: when the table cannot be read.
+        ExperimentError: when it is of another shape, or of other ranks.
     """
-    known = derived_table(read_table(table), experiment)
-    engine = experiment.engine
+    known, engine = read_table(table), experiment.engine
+    if experiment.shape not in (None, known.model) or engine.tensor_parallel_size != known.ranks:
+        raise ExperimentError(
+            f"{table}: expected steps of {experiment.shape or known.model} on {engine.tensor_parallel_size} GPUs, got those of "
+            f"{known.model} on {known.ranks}; log some: python -m experiments run ... --step-log FOLDER, then simulator fit"
+        )
     limits = known.engine.model_copy(
         update={
             "max_num_batched_tokens": engine.max_num_batched_tokens,
@@ -89,25 +91,6 @@ def limited_table(table: Path, experiment: Experiment) -> EngineTable:
     same = limits.model_copy(update={name: getattr(known.engine, name) for name in ("kv_tokens", "mixed_steps")})
     start_costs = known.start_costs if same == known.engine else None
     return known.model_copy(update={"engine": limits, "start_costs": start_costs})
-
-
-def derived_table(measured: EngineTable, experiment: Experiment) -> EngineTable:
-    """Return the measured table, or what it says of the experiment's shape and ranks (other_ranks.py).
-
-    Raises:
-        ExperimentError: when the table, or the experiment, is of no published shape.
-        SimulationError: when the experiment's weights do not fit.
-    """
-    ranks = experiment.engine.tensor_parallel_size
-    if ranks == 1 and experiment.shape in (None, measured.model):
-        return measured
-    if measured.model not in SHAPES or experiment.shape not in SHAPES:
-        raise ExperimentError(
-            f"{experiment.name} runs {experiment.shape or experiment.model} on {ranks} ranks and the table is of {measured.model} "
-            f"on one; expected both to be one of {', '.join(SHAPES)}, or a table of the experiment's own engine"
-        )
-    derived = derive(measured, SHAPES[measured.model], SHAPES[experiment.shape], ranks)
-    return derived.model_copy(update={"model": f"{experiment.shape} on {ranks} GPUs, from steps of {measured.model}"})
 
 
 def predict(

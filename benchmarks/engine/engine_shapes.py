@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 TOKENIZER = MODELS / "llama-8b-shape"
@@ -15,50 +15,13 @@ VOCABULARIES = {  # as published, while the tokenizer in models/*-shape is that 
     "qwen3-30b-a3b": 151936,
 }
 NAMES = tuple(VOCABULARIES)
-FP16_BYTES = 2
-
-
-class Shape(NamedTuple):
-    """A dense model of the Llama family."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocabulary: int
-
-    @classmethod
-    def of(cls, config: dict[str, Any]) -> Self:
-        """Return the shape of a Hugging Face configuration."""
-        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-        return cls(*(config[name] for name in names), config["head_dim"], config["vocab_size"])
-
-    @property
-    def linear_weights(self) -> int:
-        """Number of weights of the linear layers that an engine nests."""
-        attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights, embedding and head included."""
-        return FP16_BYTES * (self.linear_weights + 2 * self.vocabulary * self.hidden)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of a token's KV cache."""
-        return 2 * FP16_BYTES * self.layers * self.kv_heads * self.head_size
+DENSE = NAMES[:3]
 
 
 def config_of(model: str) -> dict[str, Any]:
     """Return the Hugging Face configuration of a published shape."""
     config = json.loads((MODELS / f"{model}-shape" / "config.json").read_text())
     return {**config, "vocab_size": VOCABULARIES[model], "bos_token_id": 1, "eos_token_id": 2}
-
-
-SHAPES = {name: Shape.of(config_of(name)) for name in NAMES[:3]}  # without experts
 
 
 def model_folder(model: str) -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results_csv
-from benchmarks.engine.engine_shapes import SHAPES, model_folder
+from benchmarks.engine.engine_shapes import DENSE, model_folder
 from benchmarks.http import http_systems
 from benchmarks.http.http_measure import MEASURED, HttpLoad, measure
 from benchmarks.http.http_systems import ROOT, EngineArguments
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     for option, given, known in (
         ("--systems", args.systems.split(","), SYSTEMS),
-        ("--models", args.models.split(","), tuple(SHAPES)),
+        ("--models", args.models.split(","), DENSE),
     ):
         if unknown := set(given) - set(known):
             parser.error(f"{option}: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")

@@ -46,7 +46,7 @@ class PluginOptions:
             of additions, so that last bits differ between engines.
         graph_tokens: CUDA graphs for steps of up to so many tokens, in both precisions, beyond the sizes that vLLM captures;
             0: vLLM's sizes alone.
-        whole_graph_tokens: steps with prompts in them of up to so many tokens, ``graph_tokens`` at most, replay one graph with
+        whole_graph_tokens: steps with prompts in them of up to so many tokens, vLLM's largest graph at most, replay one graph with
             the attention in it, where the attention's kernels allow it (FlashAttention 3), instead of one for each piece
             between two attentions; 0: none.
         fused_quantiser: norms and activations before nested layers are this project's, and in FP8 steps write E4M3 codes

@@ -95,6 +95,7 @@ class EngineTable(FrozenModel):
     schema_version: int = 1
     model: str
     gpu: str
+    ranks: AtLeastOne = 1  # tensor-parallel, a GPU each
     versions: str
     command: str  # that made the table
     sources: tuple[Source, ...]

@@ -62,13 +62,13 @@ def test_a_prediction_is_of_the_experiments_engine_not_of_the_one_the_table_was_
         predict.limited_table(tmp_path / "none.json", experiment)
 
 
-def test_a_prediction_for_ranks_or_shapes_that_nothing_tells_of_says_so(tmp_path):
-    ranks = {"tensor_parallel_size": 2}
-    with pytest.raises(SimulationError, match="weights of 141 GB do not fit into the 73 GB"):
-        predict.limited_table(TABLE_24B, config.load(written(tmp_path, shape="llama-70b")))
-    unknown = tmp_path / "unknown.json"
-    unknown.write_text(TABLE_24B.read_text().replace('"mistral-24b"', '"phi-4"'))
-    with pytest.raises(
-        ExperimentError, match="on 2 ranks and the table is of phi-4 on one; expected both to be one of"
-    ):
-        predict.limited_table(unknown, config.load(written(tmp_path, shape="llama-8b", engine=ranks)))
+@pytest.mark.parametrize("engine", [{"shape": "llama-70b"}, {"engine": {"tensor_parallel_size": 2}}])
+def test_a_table_of_another_shape_or_of_other_ranks_is_refused(tmp_path, engine):
+    experiment = config.load(written(tmp_path, **{"shape": "mistral-24b", **engine}))
+    with pytest.raises(ExperimentError, match=r"expected steps of .* GPUs, got those of mistral-24b on 1; log some"):
+        predict.limited_table(TABLE_24B, experiment)
+    of_two = tmp_path / "two.json"
+    table = TABLE_24B.read_text().replace('"mistral-24b"', '"llama-70b"', 1)
+    of_two.write_text(table.replace('"gpu"', '"ranks": 2, "gpu"', 1))
+    both = config.load(written(tmp_path, shape="llama-70b", engine={"tensor_parallel_size": 2}))
+    assert predict.limited_table(of_two, both).ranks == 2

@@ -18,7 +18,6 @@ with warnings.catch_warnings():
     from vllm.config.compilation import CUDAGraphMode
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.v1.attention.backend import AttentionCGSupport
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
     from vllm.v1.worker.gpu import cudagraph_utils
 
     from nestedfp.kernels import ops
@@ -54,12 +53,11 @@ def test_the_host_is_the_limit_further_on_in_fp8_mode_and_with_small_models():
     assert limits(7, 32, 66)[0] == pytest.approx(small[0] / 2, rel=0.01)
 
 
-def attention_layers(*supports, flash=False):
-    """Layers whose attention can be captured as said, and is planned by FlashAttention's class or by somebody else's."""
+def attention_layers(*supports):
+    """Layers whose attention can be captured as said."""
 
     def layer(support):
-        others = type(support, (), {"get_cudagraph_support": lambda config, spec: AttentionCGSupport[support]})
-        builder = FlashAttentionMetadataBuilder if flash else others
+        builder = type(support, (), {"get_cudagraph_support": lambda config, spec: AttentionCGSupport[support]})
         members = {
             "get_attn_backend": lambda self: SimpleNamespace(get_builder_cls=lambda: builder),
             "get_kv_cache_spec": lambda self, config: "a spec",
@@ -76,7 +74,6 @@ def graph_manager(
     whole_graph_tokens=0,
     supports=("ALWAYS", "ALWAYS"),
     decode_query_len=1,
-    flash=False,
     linear_weights=0,
     adapters=None,
     mixed=False,
@@ -86,7 +83,7 @@ def graph_manager(
     compilation = SimpleNamespace(
         cudagraph_capture_sizes=list(SIZES),
         max_cudagraph_capture_size=512,
-        static_forward_context=attention_layers(*supports, flash=flash),
+        static_forward_context=attention_layers(*supports),
     )
     config = SimpleNamespace(
         additional_config={"nestedfp": {"graph_tokens": graph_tokens, "whole_graph_tokens": whole_graph_tokens}},
@@ -237,9 +234,9 @@ def h100(monkeypatch):
 
 
 @pytest.mark.parametrize("up_to", [0, 512, 2048])
-def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(h100, flash_attention_3, up_to):
+def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(h100, up_to):
     layers = ("ALWAYS",) * 40
-    manager = graph_manager(2048, linear_weights=23_000_000_000, supports=layers, whole_graph_tokens=up_to, flash=True)
+    manager = graph_manager(2048, linear_weights=23_000_000_000, supports=layers, whole_graph_tokens=up_to)
     most = [host_bound_tokens(23_000_000_000, 40, mode, 132) for mode in (Mode.FP16, Mode.FP8)]
     for precision, tokens in zip(KEYS, most, strict=True):
         expected = [size for size in [512, *larger_sizes(512, 2048)] if size <= tokens]
@@ -265,11 +262,9 @@ def test_sizes_that_the_gpu_is_busy_with_for_longer_than_the_host_have_no_graph(
         assert len(changes) == 1, "one precision after the other"
 
 
-def test_whole_graphs_end_where_the_host_launches_the_pieces_sooner_than_the_gpu_computes_them(h100, flash_attention_3):
+def test_whole_graphs_end_where_the_host_launches_the_pieces_sooner_than_the_gpu_computes_them(h100):
     def whole_of(weights, precision):
-        manager = graph_manager(
-            2048, linear_weights=weights, supports=("ALWAYS",) * 40, whole_graph_tokens=2048, flash=True
-        )
+        manager = graph_manager(2048, linear_weights=weights, supports=("ALWAYS",) * 40, whole_graph_tokens=2048)
         descs = manager._capture_descs.get(CUDAGraphMode.FULL, [])
         found = {d.num_tokens for d in descs if d.num_active_loras == precision and d.uniform_token_count is None}
         pieces = [d for d in manager._candidates[500, precision] if d.cg_mode == CUDAGraphMode.PIECEWISE]
@@ -278,7 +273,7 @@ def test_whole_graphs_end_where_the_host_launches_the_pieces_sooner_than_the_gpu
 
     for precision, mode in zip(KEYS, Mode, strict=True):
         most = host_bound_tokens(20_000_000_000, 40, mode, 132, in_pieces=True)
-        assert whole_of(20_000_000_000, precision) == {n for n in (256, 512, *larger_sizes(512, 2048)) if n <= most}
+        assert whole_of(20_000_000_000, precision) == {n for n in (256, 512) if n <= most}
     assert whole_of(20_000_000_000, 0) == {256}
     assert 512 in whole_of(20_000_000_000, FAST)
     assert whole_of(60_000_000_000, 0) == set()
@@ -301,48 +296,15 @@ def sizes_of(manager, mode):
     return {desc.num_tokens for desc in found if desc.uniform_token_count is None}
 
 
-@pytest.fixture
-def flash_attention_3(monkeypatch):
-    """FlashAttention's class of plans as on a Hopper GPU, with a record of the splits that plans may have."""
-
-    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
-        # As vLLM's own: splits are bounded where graphs may be replayed, and left to the kernel elsewhere.
-        graphs = self.use_full_cuda_graph and common_attn_metadata.num_actual_tokens <= self.max_cudagraph_size
-        return self.max_num_splits if graphs else 0
-
-    monkeypatch.setattr(FlashAttentionMetadataBuilder, "_cudagraph_support", AttentionCGSupport.ALWAYS)
-    monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", build)
-
-    def splits(tokens, use_full_cuda_graph=True):
-        builder = object.__new__(FlashAttentionMetadataBuilder)
-        builder.use_full_cuda_graph, builder.max_cudagraph_size, builder.max_num_splits = use_full_cuda_graph, 512, 32
-        found = builder.build(0, SimpleNamespace(num_actual_tokens=tokens))
-        assert (builder.max_cudagraph_size, builder.max_num_splits) == (512, 32)
-        return found
-
-    return splits
+def test_whole_graphs_have_vllm_s_sizes_up_to_the_limit():
+    assert whole_sizes(whole_graph_tokens=2048) == {256, 512}
+    assert whole_sizes(whole_graph_tokens=300) == {256}
+    assert whole_sizes(whole_graph_tokens=2048, decode_query_len=4) == set()
 
 
-def test_with_flash_attention_whole_graphs_reach_the_token_budget(flash_attention_3):
-    assert whole_sizes(whole_graph_tokens=2048, flash=True) == {256, 512, *larger_sizes(512, 2048)}
-    assert max(whole_sizes(whole_graph_tokens=2048, flash=True, budget_tokens=1000)) == 1000
-    assert max(whole_sizes(whole_graph_tokens=2048, flash=True, graph_tokens=1024)) == 1024
-    assert whole_sizes(whole_graph_tokens=600, flash=True) == {256, 512, 544, 576}
-    assert whole_sizes(whole_graph_tokens=2048, flash=True, supports=("ALWAYS", "ALWAYS"), decode_query_len=4) == set()
-
-
-def test_steps_beyond_vllm_s_largest_graph_have_one_split_where_they_are_captured_whole(flash_attention_3):
-    assert [flash_attention_3(tokens) for tokens in (512, 513, 4000)] == [32, 0, 0]
-    graph_manager(1024, whole_graph_tokens=1024, flash=True)
-    assert [flash_attention_3(tokens) for tokens in (1, 512, 513, 1024, 1025)] == [32, 32, 1, 1, 0]
-    assert flash_attention_3(600, use_full_cuda_graph=False) == 0
-    graph_manager(2048, whole_graph_tokens=2048, flash=True)
-    assert [flash_attention_3(tokens) for tokens in (512, 513, 1025, 2048, 2049)] == [32, 1, 1, 1, 0]
-
-
-@pytest.mark.parametrize(("up_to", "pieces"), [(2048, {2048}), (512, {*larger_sizes(512, 2048)}), (300, {512})])
-def test_pieces_that_nothing_replays_are_not_captured_but_for_the_largest(flash_attention_3, up_to, pieces):
-    manager = graph_manager(2048, whole_graph_tokens=up_to, flash=True)
+@pytest.mark.parametrize(("up_to", "pieces"), [(512, {*larger_sizes(512, 2048)}), (300, {512})])
+def test_pieces_that_nothing_replays_are_not_captured_but_for_the_largest(up_to, pieces):
+    manager = graph_manager(2048, whole_graph_tokens=up_to)
     found = sizes_of(manager, "PIECEWISE")
     assert pieces <= found
     assert (256 in found) is False
@@ -355,7 +317,7 @@ def test_pieces_that_nothing_replays_are_not_captured_but_for_the_largest(flash_
 
 
 def whole(up_to):
-    return [size for size in (256, 512, *larger_sizes(512, 2048)) if size <= up_to]
+    return [size for size in (256, 512) if size <= up_to]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu import cudagraph_utils, model_runner
 from nestedfp.kernels import ops
 from nestedfp.modes import Mode
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks import attention_splits, row_classes
+from nestedfp.vllm_plugin.ranks import row_classes
 from nestedfp.vllm_plugin.ranks.graph_sizes import host_bound_tokens, larger_sizes, mixed_sizes
 
 FAST = 1 << 16  # more adapters than vLLM takes
@@ -64,8 +64,7 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
             super()._init_candidates()
             return
         wanted = min(wanted, self.vllm_config.scheduler_config.max_num_batched_tokens)
-        larger = larger_sizes(max(sizes), wanted)
-        config.cudagraph_capture_sizes = [*sizes, *larger]
+        config.cudagraph_capture_sizes = [*sizes, *larger_sizes(max(sizes), wanted)]
         try:
             super()._init_candidates()
         finally:
@@ -75,13 +74,7 @@ class DualPrecisionGraphManager(cudagraph_utils.ModelCudaGraphManager):  # type:
         most = {case: self._host_bound_tokens(case, in_pieces=True) for case in cases}
         up_to = min(PluginOptions.of(self.vllm_config).whole_graph_tokens, max(most.values()))
         whole = [size for size in sizes if MIN_WHOLE_TOKENS <= size <= up_to]
-        beyond = [size for size in larger if size <= up_to]
         if whole and self._whole_graphs_fit():
-            if beyond and attention_splits.can_bound(
-                each.get_attn_backend().get_builder_cls() for each in self._attention_layers()
-            ):
-                attention_splits.bound(max(sizes), max(beyond))
-                whole += beyond
             self._add_whole_graphs({case: [size for size in whole if size <= most[case]] for case in most})
         if cases == [key(0, mode) for mode in Mode] and self.runs_mixed():
             up_to = min(wanted, self._host_bound_tokens(key(0, Mode.FP8), in_pieces=False))
