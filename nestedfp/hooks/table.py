@@ -144,6 +144,9 @@ ranks: runs each step in its precision on every rank
 lora/cpu_slots: keeps the last adapter from rows without one
     vllm.lora:model_manager.from_layer(layer, max_loras)
     vllm.lora:model_manager.from_layer_logits_processor(layer, lm_head, max_loras)
+ranks/cpu_rotary: rotates queries whose heads are an axis of their own
+    *vllm.model_executor.layers.rotary_embedding:RotaryEmbedding.forward_native(self, positions, query, key)
+    vllm.model_executor.layers.rotary_embedding:RotaryEmbedding.forward_cpu(self, positions, query, key)
 ranks/row_classes: puts exact rows where the operators expect them
     vllm.v1.worker.gpu.model_runner:sort_batch_req_ids(num_tokens_per_req, draft_tokens, decode_query_len)
     vllm.v1.worker.cpu_model_runner:CPUModelRunner._model_forward(self)
@@ -151,8 +154,6 @@ ranks/row_classes: puts exact rows where the operators expect them
 ranks/graphs: captures CUDA graphs for both precisions and for steps with prompts
     *vllm.config:CUDAGraphMode
     *vllm.v1.attention.backend:AttentionCGSupport.ALWAYS
-    vllm.v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder.build(self, common_prefix_len,
-        common_attn_metadata, fast_build)
     vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor(cg_mode, num_tokens, num_reqs,
         uniform_token_count, max_query_len, num_active_loras)
     vllm.v1.worker.gpu.cudagraph_utils:ModelCudaGraphManager.dispatch(self, num_reqs, num_tokens,

@@ -1,93 +1,114 @@
-"""Engines on a CPU that have more than a dense model: latent attention. Exact answers are plain vLLM's there too.
+"""A small random model of each family, served on a CPU: its exact answers are those of transformers, an independent source.
 
-The models are small and random, or the shipped one.
+transformers makes the models, and computes in FP32 what the engines compute in FP16.
 """
 
-import json
-import shutil
+import random
+import warnings
 
 import pytest
 import torch
-from greedy import assert_same_greedy_tokens
 from processes import run_json
-from safetensors.torch import save_file
-from test_model_kinds import DEEPSEEK
-from vllm_parts import MODEL
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 pytestmark = pytest.mark.engine
 
-PROMPTS = ["Once upon a time there was a king who", "The old woman said to the fox:", "In the middle of the forest"]
-PINNED = {"precision": "fp16"}
-COMMON = {"enforce_eager": True, "seed": 0}
+SMALL = {
+    "vocab_size": 4096,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.05,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+LATENT = {
+    **EXPERTS,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "greedy",
+}
+FAMILIES = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "phi3": {},
+    "mixtral": {**EXPERTS, "num_local_experts": 4},
+    "qwen3_moe": {**EXPERTS, "head_dim": 32, "num_experts": 4, "norm_topk_prob": True},
+    "deepseek_v2": LATENT,
+    "deepseek_v3": {
+        **LATENT,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "rope_parameters": YARN,
+    },
+}
+TOKENS = 16
+ENGINE = {
+    "quantization": "nestedfp",
+    "enforce_eager": True,
+    "enable_prefix_caching": False,
+    "seed": 0,
+    "skip_tokenizer_init": True,
+}
 
 
-def run(engine, runs, nested=True):
-    quantization = {"quantization": "nestedfp"} if nested else {}
-    payload = {"engines": [{**COMMON, **quantization, **engine}], "runs": runs, "nested": nested}
-    found = run_json("engine_scenario.py", payload)["engines"][0]
-    assert not [each["error"] for each in found if "error" in each]
-    return found
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Each family's model, its prompts, and the runs of its engine: exact, fast, and pinned in FP8 mode."""
+    draw, folder, models = random.Random(3), tmp_path_factory.mktemp("families"), {}
+    for name, sizes in FAMILIES.items():
+        torch.manual_seed(1)
+        models[name] = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**{**SMALL, **sizes}), dtype=torch.float16)
+        models[name].save_pretrained(folder / name)
+    prompts = [[draw.randrange(5, 4000) for _ in range(length)] for length in (5, 17, 40)]
+    runs = [{"mode": mode, "prompts": [{"prompt_token_ids": each} for each in prompts]} for mode in ("fp16", "fp8")]
+    runs.append({**runs[1], "extra_args": {"precision": "fp16"}})
+    engines = [{**ENGINE, "model": str(folder / name)} for name in FAMILIES]
+    found = run_json("engine_scenario.py", {"engines": engines, "runs": runs}, 500)["engines"]
+    return {name: (models[name].float(), prompts, *each) for name, each in zip(FAMILIES, found, strict=True)}
 
 
-def best(run):
-    return torch.tensor(run["logprobs"])[:, :, 0]
-
-
-def test_latent_attention_serves_both_classes(tmp_path):
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / file, tmp_path)
-    sizes = {"vocab_size": 4096, "hidden_size": 128, "max_position_embeddings": 512}
-    experts = {
-        "first_k_dense_replace": 1,
-        "n_group": 1,
-        "topk_group": 1,
-        "topk_method": "greedy",
-        "scoring_func": "softmax",
-    }
-    config = {**DEEPSEEK, **sizes, **experts}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    torch.manual_seed(2)
-    shapes = deepseek_shapes(config)
-    save_file(
-        {name: (torch.randn(s) * 0.05 if len(s) == 2 else torch.ones(s)).half() for name, s in shapes.items()},
-        tmp_path / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    engine = {"model": str(tmp_path), "enable_prefix_caching": False}
-    runs = [{"mode": mode, "prompts": PROMPTS} for mode in ("fp16", "fp8")]
-    runs.append({"mode": "fp8", "prompts": PROMPTS, "extra_args": PINNED})
-    # On a CPU with AMX plain vLLM would take kernels whose results in FP16 are wrong, and differ from run to run.
-    (reference,) = run({**engine, "attention_backend": "CPU_MLA"}, runs[:1], nested=False)
-    exact, fast, pinned = run(engine, runs)
-    assert_same_greedy_tokens(exact, reference)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_s_exact_answers_are_those_of_transformers_and_fast_ones_are_near_them(served, family):
+    model, prompts, exact, fast, pinned = served[family]
+    assert not [run["error"] for run in (exact, fast, pinned) if "error" in run]
+    for prompt, tokens, best in zip(prompts, exact["tokens"], exact["logprobs"], strict=True):
+        with torch.inference_mode():
+            expected = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        first = torch.tensor(best)[:, 0]
+        assert (expected.gather(1, torch.tensor(tokens)[:, None])[:, 0] - first).abs().max() < 0.02
+        assert (expected.max(-1).values - first).abs().max() < 0.02
     assert pinned["logprobs"] == exact["logprobs"] != fast["logprobs"]
-    assert (best(fast)[:, 0] - best(exact)[:, 0]).abs().max() < 0.3
-    assert fast["precision"][0]["completion"] == {"fp16": 0, "fp8": 16}
-
-
-def deepseek_shapes(config):
-    hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
-    nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
-    inner = config["moe_intermediate_size"]
-    shapes = {"model.embed_tokens": (4096, hidden), "model.norm": (hidden,), "lm_head": (4096, hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        stem = f"model.layers.{layer}."
-        shapes |= {f"{stem}{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
-        attention = {
-            "q_a_proj": (config["q_lora_rank"], hidden),
-            "q_a_layernorm": (config["q_lora_rank"],),
-            "q_b_proj": (heads * (nope + rope), config["q_lora_rank"]),
-            "kv_a_proj_with_mqa": (rank + rope, hidden),
-            "kv_a_layernorm": (rank,),
-            "kv_b_proj": (heads * (nope + value), rank),
-            "o_proj": (hidden, heads * value),
-        }
-        shapes |= {f"{stem}self_attn.{name}": shape for name, shape in attention.items()}
-        mlps = {"": config["intermediate_size"]}
-        if layer >= config["first_k_dense_replace"]:
-            shapes[f"{stem}mlp.gate"] = (config["n_routed_experts"], hidden)
-            mlps = {"shared_experts.": inner} | {f"experts.{i}.": inner for i in range(config["n_routed_experts"])}
-        for prefix, size in mlps.items():
-            shapes |= {f"{stem}mlp.{prefix}{name}_proj": (size, hidden) for name in ("gate", "up")}
-            shapes[f"{stem}mlp.{prefix}down_proj"] = (hidden, size)
-    return {f"{name}.weight": shape for name, shape in shapes.items()}
+    assert pinned["precision"][0]["completion"] == {"fp16": TOKENS, "fp8": 0}
+    assert fast["precision"][0]["completion"] == {"fp16": 0, "fp8": TOKENS}
+    first = [torch.tensor(run["logprobs"])[:, 0, 0] for run in (exact, fast)]
+    assert (first[0] - first[1]).abs().max() < 0.3

@@ -14,7 +14,7 @@ from nestedfp.vllm_plugin import drafts, failure
 from nestedfp.vllm_plugin.lora import cpu_slots
 from nestedfp.vllm_plugin.lora.adapters import Adapters
 from nestedfp.vllm_plugin.options import PluginOptions
-from nestedfp.vllm_plugin.ranks import row_classes, self_check
+from nestedfp.vllm_plugin.ranks import cpu_rotary, row_classes, self_check
 from nestedfp.vllm_plugin.ranks.plain_worker import PlainWorker
 from nestedfp.vllm_plugin.ranks.timing import step_timing
 from nestedfp.vllm_plugin.ranks.timing.step_ends import StepEnds
@@ -45,6 +45,7 @@ class NestedFPWorker(PlainWorker):
     def init_device(self) -> None:
         if current_platform.is_cpu():
             cpu_slots.install()
+            cpu_rotary.install()
         if not current_platform.is_cpu():
             if not self.use_v2_model_runner:
                 raise ValueError(
