@@ -1,5 +1,7 @@
 """Orders to a plain ``vllm serve``: who may give them, and which are refused. The engine is in test_vllm_serve.py."""
 
+import asyncio
+from argparse import Namespace
 from dataclasses import asdict
 
 import pytest
@@ -11,6 +13,7 @@ from nestedfp.steps.step_rule import StepRule
 from nestedfp.vllm_plugin import frontend
 from nestedfp.vllm_plugin.options import USUAL_SLO_MS, slo_rule
 from nestedfp.vllm_plugin.scheduling.accounting import TokenCounts
+from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 from nestedfp.vllm_plugin.serving.endpoints import Endpoints
 
 KEY = {"Authorization": "Bearer a-key"}
@@ -46,6 +49,14 @@ def client(engine, tmp_path, monkeypatch):
 def order(client, body, headers=KEY):
     answer = client.post("/nestedfp/directive", json=body, headers=headers)
     return answer.status_code, answer.json().get("error", {}).get("message", "")
+
+
+@pytest.mark.parametrize(("servers", "said"), [(None, "exact"), (1, "exact"), (2, "auto")])
+def test_beside_another_api_server_a_header_says_no_directive_which_may_be_an_old_one(servers, said):
+    endpoints = Endpoints()
+    asyncio.run(endpoints.init_state(None, None, Namespace(api_server_count=servers)))
+    assert endpoints.decided(None) == said
+    assert endpoints.decided(AskedPrecision.FAST) == "fast"
 
 
 def test_an_order_reaches_the_engine_with_its_rule(client, engine):

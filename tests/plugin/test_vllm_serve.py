@@ -25,7 +25,7 @@ OPTIONS = {"nestedfp": {"slo": {"ttft_ms": 400}}}
 ARGUMENTS = [
     *("--quantization", "nestedfp", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "8"),
     *("--kv-cache-memory-bytes", str(64 << 20), "--host", "127.0.0.1", "--port", str(PORT)),
-    *("--additional-config", json.dumps(OPTIONS), "--enable-lora", "--max-lora-rank", "8"),
+    *("--additional-config", json.dumps(OPTIONS)),
 ]
 KEY = {"Authorization": "Bearer a-key"}
 AUTO = {"mode": "auto", "slo": OPTIONS["nestedfp"]["slo"]}
@@ -33,11 +33,18 @@ AUTO = {"mode": "auto", "slo": OPTIONS["nestedfp"]["slo"]}
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vllm")
+    lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"storm={adapters.save(folder / 'storm')}")
+    with served(folder, *lora) as client:
+        yield client
+
+
+@contextmanager
+def served(folder, *more):
+    """Run ``vllm serve`` with more arguments; yields a client."""
     if not entry_points(group="vllm.platform_plugins", name="nestedfp"):
         pytest.fail("the package was installed before it had this plugin: run 'make setup'")
-    folder = tmp_path_factory.mktemp("vllm")
     (folder / "key").write_text("a-key\n")
-    modules = ("--lora-modules", f"storm={adapters.save(folder / 'storm')}")
     environment = {
         "NESTEDFP_ADMIN_KEY_FILE": str(folder / "key"),
         "HF_HUB_OFFLINE": "1",
@@ -48,7 +55,7 @@ def client(tmp_path_factory):
     }
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("vllm")), "serve", MODEL, *ARGUMENTS, *modules],
+            [str(Path(sys.executable).with_name("vllm")), "serve", MODEL, *ARGUMENTS, *more],
             cwd=ROOT,
             env={**os.environ, **environment},
             stdout=log,

@@ -40,7 +40,7 @@ class Endpoints:
         self._client: Any = None
         self._epochs = itertools.count(1)
         self._directive = DirectiveMode.FP16
-        self._forces_usage = self._rounds_kv = False
+        self._forces_usage = self._rounds_kv = self._has_siblings = False
 
     def attach_router(self, app: Any) -> None:
         """Add the routes and the disclosure to vLLM's application."""
@@ -53,13 +53,18 @@ class Endpoints:
         """Take the way to the engine."""
         self._client = engine_client
         self._forces_usage = bool(getattr(args, "enable_force_include_usage", False))
+        self._has_siblings = (getattr(args, "api_server_count", None) or 1) > 1
         if engine_client is not None:
             self._directive = PluginOptions.of(engine_client.vllm_config).directive()[0]
             self._rounds_kv = rounds_kv(engine_client.vllm_config)
 
     def decided(self, asked: AskedPrecision | None) -> str:
-        """Return what the header of an answer says: what was asked for, else the directive of now."""
-        said = HEADER_OF[self._directive] if asked in (None, AskedPrecision.AUTO) else asked.value
+        """Return what the header of an answer says: what was asked for, else the directive of now.
+
+        Another API server may have been given a newer directive: with such, ``auto``.
+        """
+        directive = DirectiveMode.AUTO if self._has_siblings else self._directive
+        said = HEADER_OF[directive] if asked in (None, AskedPrecision.AUTO) else asked.value
         return Answer.WEIGHTS_EXACT.value if said == Answer.EXACT and self._rounds_kv else said
 
     async def _refresh(self) -> None:
