@@ -23,7 +23,7 @@ def make_table(fp16: StepTimeModel = FP16, fp8: StepTimeModel = FP8, **limits: i
     """An engine with a budget of 2048 tokens, 64 sequences and 100 000 KV tokens, but for ``limits``."""
     usual = {"max_num_batched_tokens": 2048, "max_num_seqs": 64, "kv_tokens": 100_000, "max_model_tokens": 8192}
     return EngineTable(
-        model="test", gpu="none", versions="none", command="none", sources=(),
+        model="test", gpu="none", command="none", sources=(),
         engine=EngineLimits(**{**usual, **limits}),
         fp16=fp16, fp8=fp8, fit_fp16=EXACT, fit_fp8=EXACT,
     )  # fmt: skip

@@ -11,20 +11,12 @@ DTYPES = (*PLAIN_KV_DTYPES, *FP8_KV_DTYPES)
 
 
 def needs_cpu_mla(config: "VllmConfig") -> bool:
-    """Whether vLLM would give latent attention in FP16 to its kernels for AMX, which compute right in BF16 alone.
-
-    vLLM takes them on every CPU that has AMX, whatever the dtype.
-    """
-    import torch
+    """Whether vLLM may give latent attention to its kernels for AMX, which compute right in BF16 alone."""
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    return (
-        current_platform.is_cpu()
-        and config.model_config.use_mla
-        and torch.cpu._is_amx_tile_supported()
-        and config.attention_config.backend is not AttentionBackendEnum.CPU_MLA
-    )
+    is_reference = config.attention_config.backend is AttentionBackendEnum.CPU_MLA
+    return current_platform.is_cpu() and config.model_config.use_mla and not is_reference
 
 
 def complete(config: "VllmConfig", *, is_cpu: bool) -> None:
@@ -40,8 +32,8 @@ def complete(config: "VllmConfig", *, is_cpu: bool) -> None:
 
     if is_cpu and needs_cpu_mla(config):
         raise ValueError(
-            f"attention_backend={getattr(config.attention_config.backend, 'name', None)!r}: on this CPU vLLM would compute latent "
-            "attention with kernels for AMX, which are wrong in FP16; set it to 'CPU_MLA'"
+            f"attention_backend={config.attention_config.backend.name!r}: on a CPU nestedfp takes 'CPU_MLA' for latent attention, "
+            "since vLLM's kernels for AMX are wrong in FP16; leave attention_backend unset"
         )
     dtype = config.cache_config.cache_dtype
     if dtype not in DTYPES:

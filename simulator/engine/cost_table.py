@@ -96,7 +96,6 @@ class EngineTable(FrozenModel):
     model: str
     gpu: str
     ranks: AtLeastOne = 1  # tensor-parallel, a GPU each
-    versions: str
     command: str  # that made the table
     sources: tuple[Source, ...]
     engine: EngineLimits

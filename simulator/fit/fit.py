@@ -97,7 +97,6 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
         model=args.model,
         gpu=args.gpu,
         ranks=args.ranks,
-        versions=args.versions,
         command="python -m simulator fit " + " ".join(args.command),
         sources=tuple(file.source for file in files),
         engine=limits,
@@ -126,7 +125,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="llama-8b", help="(%(default)s)")
     parser.add_argument("--gpu", default="not stated", help="its name")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="tensor-parallel ones (%(default)s)")
-    parser.add_argument("--versions", default="not stated", help="of driver, CUDA, torch and vLLM")
     parser.add_argument("--kv-tokens", type=int, metavar="N", required=True, help="that the KV cache holds")
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192, metavar="N", help="(%(default)s)")
     parser.add_argument("--max-num-seqs", type=int, default=512, metavar="N", help="(%(default)s)")
