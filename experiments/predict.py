@@ -74,10 +74,11 @@ def limited_table(table: Path, experiment: Experiment) -> EngineTable:
         ExperimentError: when it is of another shape, or of other ranks.
     """
     known, engine = read_table(table), experiment.engine
-    if experiment.shape not in (None, known.model) or engine.tensor_parallel_size != known.ranks:
+    expected = experiment.shape or Path(experiment.model or "").name, engine.tensor_parallel_size
+    if expected != (known.model, known.ranks):
         raise ExperimentError(
-            f"{table}: expected steps of {experiment.shape or known.model} on {engine.tensor_parallel_size} GPUs, got those of "
-            f"{known.model} on {known.ranks}; log some: python -m experiments run ... --step-log FOLDER, then simulator fit"
+            f"{table}: expected steps of {expected[0]} on {expected[1]} GPUs, got those of {known.model} on {known.ranks}; log "
+            "some with --step-log FOLDER, then python -m simulator fit --model MODEL --ranks N"
         )
     limits = known.engine.model_copy(
         update={

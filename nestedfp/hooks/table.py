@@ -31,8 +31,9 @@ wiring: gives every engine with nested weights this scheduler, worker, SLO and r
     *vllm.version:__version__
     *vllm.platforms:current_platform
     *vllm.logger:init_logger(name)
-kv_cache: chooses an attention that reads an FP8 KV cache
-    *vllm.v1.attention.backends.registry:AttentionBackendEnum
+kv_cache: chooses an attention that reads an FP8 KV cache, and one for FP16 on a CPU
+    *vllm.v1.attention.backends.registry:AttentionBackendEnum.TRITON_ATTN
+    *vllm.v1.attention.backends.registry:AttentionBackendEnum.CPU_MLA
 frontend: checks pins and token ids before the engine, and takes pins from headers
     vllm.v1.engine.input_processor:InputProcessor.process_inputs(self, request_id, prompt, params)
     vllm.exceptions:VLLMValidationError

@@ -10,15 +10,6 @@ if TYPE_CHECKING:
 DTYPES = (*PLAIN_KV_DTYPES, *FP8_KV_DTYPES)
 
 
-def needs_cpu_mla(config: "VllmConfig") -> bool:
-    """Whether vLLM may give latent attention to its kernels for AMX, which compute right in BF16 alone."""
-    from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-    is_reference = config.attention_config.backend is AttentionBackendEnum.CPU_MLA
-    return current_platform.is_cpu() and config.model_config.use_mla and not is_reference
-
-
 def complete(config: "VllmConfig", *, is_cpu: bool) -> None:
     """Refuse a cache that cannot be read; on a GPU have Triton read an FP8 one where the user chose no attention.
 
@@ -30,10 +21,12 @@ def complete(config: "VllmConfig", *, is_cpu: bool) -> None:
     import torch
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    if is_cpu and needs_cpu_mla(config):
+    chosen = config.attention_config
+    is_reference = chosen.backend is AttentionBackendEnum.CPU_MLA and not chosen.backend_per_kind
+    if is_cpu and config.model_config.use_mla and not is_reference:
         raise ValueError(
-            f"attention_backend={config.attention_config.backend.name!r}: on a CPU nestedfp takes 'CPU_MLA' for latent attention, "
-            "since vLLM's kernels for AMX are wrong in FP16; leave attention_backend unset"
+            f"attention_config: backend {chosen.backend}, backend_per_kind {chosen.backend_per_kind}: nestedfp takes 'CPU_MLA' for "
+            "latent attention on a CPU, since vLLM's kernels for AMX are wrong in FP16; leave both unset"
         )
     dtype = config.cache_config.cache_dtype
     if dtype not in DTYPES:

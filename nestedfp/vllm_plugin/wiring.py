@@ -5,6 +5,7 @@
 before any process starts. ``require_our_parts`` is the last line of defence inside the worker.
 """
 
+import copy
 import importlib
 import os
 import secrets
@@ -36,18 +37,17 @@ def install() -> None:
 
 def create_engine_config(original: Any, given: Any, usage_context: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Return the finished configuration of an engine's arguments."""
+    from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
     if given.quantization == "nestedfp" and given.dtype == "auto":
         given.dtype = "float16"
+    untouched = copy.deepcopy(given)  # by the first call, which fills in what it derives
     try:
         config = original(given, usage_context, *args, **kwargs)
-        if (
-            config.model_config.quantization == "nestedfp"
-            and config.attention_config.backend is None
-            and kv_cache.needs_cpu_mla(config)
-        ):
-            config = original(replace(given, attention_backend="CPU_MLA"), usage_context, *args, **kwargs)
+        chosen, model = config.attention_config.backend or config.attention_config.backend_per_kind, config.model_config
+        if model.quantization == "nestedfp" and model.use_mla and current_platform.is_cpu() and not chosen:
+            config = original(replace(untouched, attention_backend="CPU_MLA"), usage_context, *args, **kwargs)
     except ValueError as error:
         if given.quantization == "nestedfp" and "does not support float16" in str(error):
             raise ValueError(f"{given.model}: its activations leave FP16's range (65504): {REMEDY}") from error

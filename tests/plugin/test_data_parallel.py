@@ -8,8 +8,8 @@ from test_vllm_serve import ask, directed, served
 pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("ignore")]
 
 
-def test_a_directive_reaches_both_engines_and_no_header_says_what_another_server_was_not_told(tmp_path):
-    with served(tmp_path, "--data-parallel-size", "2") as client:
+def test_a_directive_reaches_both_engines_and_no_header_says_what_another_server_was_not_told(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("dp"), "--data-parallel-size", "2") as client:
         for mode, precision in (("fp8", "fast"), ("fp16", "exact")):
             with directed(client, {"mode": mode}):
                 answers = [ask(client, max_tokens=1) for _ in range(4)]

@@ -101,14 +101,13 @@ def served(tmp_path_factory):
 def test_a_family_s_exact_answers_are_those_of_transformers_and_fast_ones_are_near_them(served, family):
     model, prompts, exact, fast, pinned = served[family]
     assert not [run["error"] for run in (exact, fast, pinned) if "error" in run]
-    for prompt, tokens, best in zip(prompts, exact["tokens"], exact["logprobs"], strict=True):
-        with torch.inference_mode():
-            expected = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        first = torch.tensor(best)[:, 0]
-        assert (expected.gather(1, torch.tensor(tokens)[:, None])[:, 0] - first).abs().max() < 0.02
-        assert (expected.max(-1).values - first).abs().max() < 0.02
+    for run, off in ((exact, 0.02), (fast, 0.3)):
+        for prompt, tokens, best in zip(prompts, run["tokens"], run["logprobs"], strict=True):
+            with torch.inference_mode():
+                expected = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            first = torch.tensor(best)[:, 0]
+            assert (expected.gather(1, torch.tensor(tokens)[:, None])[:, 0] - first).abs().max() < off
+            assert (expected.max(-1).values - first).abs().max() < off
     assert pinned["logprobs"] == exact["logprobs"] != fast["logprobs"]
     assert pinned["precision"][0]["completion"] == {"fp16": TOKENS, "fp8": 0}
     assert fast["precision"][0]["completion"] == {"fp16": 0, "fp8": TOKENS}
-    first = [torch.tensor(run["logprobs"])[:, 0, 0] for run in (exact, fast)]
-    assert (first[0] - first[1]).abs().max() < 0.3

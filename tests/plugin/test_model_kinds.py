@@ -133,10 +133,15 @@ def test_latent_attention_is_never_given_to_kernels_that_are_wrong_in_fp16(tmp_p
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
     given = {"model": str(tmp_path), "load_format": "dummy", "skip_tokenizer_init": True}
-    config = engine_config(**given)
+    config = engine_config(**given, spec_method="ngram", spec_tokens=3)  # which vLLM takes out of the arguments
     assert config.attention_config.backend.name == "CPU_MLA"
-    with pytest.raises(ValueError, match="leave attention_backend unset"):
-        engine_config(**given, attention_backend="AMX_MLA")
+    assert config.speculative_config.num_speculative_tokens == 3
+    for chosen in (
+        {"attention_backend": "AMX_MLA"},
+        {"attention_config": {"backend_per_kind": {"mla_attention": "AMX_MLA"}}},
+    ):
+        with pytest.raises(ValueError, match="'CPU_MLA' for latent attention on a CPU"):
+            engine_config(**given, **chosen)
 
 
 def test_a_layer_that_computes_in_fp32_stays_plain(tmp_path):

@@ -27,6 +27,7 @@ ARGUMENTS = [
     *("--kv-cache-memory-bytes", str(64 << 20), "--host", "127.0.0.1", "--port", str(PORT)),
     *("--additional-config", json.dumps(OPTIONS)),
 ]
+APART = httpx.Limits(max_keepalive_connections=0)  # a connection each, so that every API server is asked
 KEY = {"Authorization": "Bearer a-key"}
 AUTO = {"mode": "auto", "slo": OPTIONS["nestedfp"]["slo"]}
 
@@ -62,7 +63,7 @@ def served(folder, *more):
             stderr=subprocess.STDOUT,
         )
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=60, trust_env=False) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=60, trust_env=False, limits=APART) as client:
                 assert wait_until(lambda: up(client) or process.poll() is not None, 600, 1.0)
                 assert up(client), (folder / "log").read_text()[-3000:]
                 yield client

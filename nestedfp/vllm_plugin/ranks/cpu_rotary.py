@@ -7,7 +7,7 @@ their end.
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
 from nestedfp.hooks import around
 
