@@ -95,7 +95,7 @@ $(OVER)/.installed: $(VENV)/.built requirements/vllm-$(NEWEST).txt
 	$(call install,$(OVER),-r requirements/vllm-$(NEWEST).txt,--ignore-installed)
 	@touch $@
 
-NEWEST_TESTS := versions engine_stats exact_blocks scheduler_oracle starving frontend request_checks engine vllm_serve
+NEWEST_TESTS := versions engine_stats exact_blocks scheduler_oracle starving frontend request_checks engine vllm_serve families
 NEWEST_SERVICE := -k "chat or stream or pinned or tool" $(addprefix tests/deploy/one_service/test_serve,.py _extra.py)
 
 test-newest: setup $(OVER)/.installed ## plugin, engine and service on the newest tested vLLM, without a GPU
