@@ -42,7 +42,7 @@ def create_engine_config(original: Any, given: Any, usage_context: Any = None, *
 
     if given.quantization == "nestedfp" and given.dtype == "auto":
         given.dtype = "float16"
-    untouched = copy.deepcopy(given)  # by the first call, which fills in what it derives
+    untouched = copy.deepcopy(given) if current_platform.is_cpu() else given  # the call fills in what it derives
     try:
         config = original(given, usage_context, *args, **kwargs)
         chosen, model = config.attention_config.backend or config.attention_config.backend_per_kind, config.model_config

@@ -1,7 +1,7 @@
 """vLLM's rotary embedding on a CPU, where the heads of a query are an axis of their own, as in latent attention.
 
-Its kernel takes [tokens, heads * head_size]. Of other tensors it rotates every head as a token, by positions that it reads past
-their end.
+Its kernel takes [tokens, heads * head_size]. Given [tokens, heads, head_size], it takes each head for a token and reads positions
+past their end.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from nestedfp.hooks import around
 
 
 def install() -> None:
-    """Have such queries rotated by vLLM's own form in torch. Idempotent."""
+    """Have vLLM's PyTorch version rotate such queries. Idempotent."""
     around.put(RotaryEmbedding, "forward_cpu", _forward_cpu)
 
 

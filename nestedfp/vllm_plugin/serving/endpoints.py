@@ -61,7 +61,7 @@ class Endpoints:
     def decided(self, asked: AskedPrecision | None) -> str:
         """Return what the header of an answer says: what was asked for, else the directive of now.
 
-        Another API server may have been given a newer directive: with such, ``auto``.
+        Beside other API servers that is ``auto``: one of them may have been given a newer directive.
         """
         directive = DirectiveMode.AUTO if self._has_siblings else self._directive
         said = HEADER_OF[directive] if asked in (None, AskedPrecision.AUTO) else asked.value
