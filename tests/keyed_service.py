@@ -5,6 +5,7 @@ The tests of ``deploy/one_service`` share it. None of them leaves it otherwise t
 
 import contextlib
 import hashlib
+import json
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import adapters
 import httpx
 import psutil
 import yaml
-from live_service import ADMIN, demo_config, serve
+from live_service import ADMIN, demo_config, serve, whole_lines
 
 PORT = 8128
 URL = f"http://127.0.0.1:{PORT}"
@@ -82,6 +83,12 @@ class KeyedService:
     def access_logs(self) -> list[Path]:
         """A file of each replica that has answered."""
         return sorted((self.folder / "access").glob("access_*.log"))
+
+    @property
+    def access_lines(self) -> dict[str, dict[str, Any]]:
+        """What they hold of each request, by its id."""
+        found = [json.loads(line) for path in self.access_logs for line in whole_lines(path.read_text())]
+        return {line["id"]: line for line in found}
 
 
 @contextlib.contextmanager

@@ -50,6 +50,11 @@ def wait_until(condition: Callable[[], Any], limit_s: float, pause_s: float = 0.
     return value
 
 
+def whole_lines(text: str) -> list[str]:
+    """The lines of a file that another process appends to: a reader may find the last one half written."""
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
 def complete(client: httpx.Client, prompt: str = "Once upon a time", **body: Any) -> dict[str, Any]:
     """A completion of eight tokens, or what ``body`` says; it must succeed."""
     response = client.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8, **body})
