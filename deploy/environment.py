@@ -7,6 +7,7 @@
 
 import argparse
 import contextlib
+import random
 import shlex
 import socket
 import sys
@@ -18,6 +19,7 @@ from deploy.haproxy import launcher
 from deploy.haproxy.haproxy_config import Limits
 
 FOLDER_PREFIX = "nestedfp-"
+PORTS = range(20000, 30000)  # between those of Ray's workers and those that systems give to whoever asks for any
 SOCKET_PATH_CHARACTERS = 97  # HAProxy's limit: the system's 107 less what it appends until a socket is bound
 NODE_SOCKET = f"/{'0' * 56}/admin.sock"  # what Ray appends to the folder: a node's id, and a name
 
@@ -62,12 +64,21 @@ def of(config: DeployConfig, folder: Path) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that nobody listens on at this moment."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Return ports of the loopback interface that nobody listens on at this moment.
+
+    Neither the system nor Ray gives one of ``PORTS`` to somebody else before it is used.
+
+    Raises:
+        OSError: not so many are free.
+    """
+    found: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as each, contextlib.suppress(OSError):
+            each.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError(f"expected {count} free ports of {PORTS[0]} to {PORTS[-1]}, got {len(found)}")
 
 
 def main(argv: list[str] | None = None) -> int:

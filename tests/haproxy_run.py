@@ -36,6 +36,7 @@ class Replica(http.server.ThreadingHTTPServer):
         self.answers = answers
         self.health: Reply = (200, {}, b"success")
         self.room: Reply = (404, {}, b"")  # what it says it can take of prompts
+        self.rooms_told = 0
         self.seen: list[tuple[str, dict[str, str]]] = []
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -47,6 +48,7 @@ class Replica(http.server.ThreadingHTTPServer):
                     return
                 if self.path.endswith("/room"):
                     self._say(*replica.room)
+                    replica.rooms_told += 1
                     return
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 headers = {name.lower(): value for name, value in self.headers.items()}

@@ -119,8 +119,8 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
     """End it as an operator does; it leaves no process."""
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
-    _, alive = psutil.wait_procs(family, timeout=20)
+    assert process.wait(180) == 0
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive, f"left running: {alive}"
 
 

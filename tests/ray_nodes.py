@@ -45,12 +45,6 @@ TIMED: dict[str, Any] = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def possible() -> bool:
     """Whether this process may make network namespaces."""
     return os.geteuid() == 0 and shutil.which("ip") is not None

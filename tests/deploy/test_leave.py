@@ -36,10 +36,11 @@ def test_where_no_node_can_leave_the_reason_is_said(nodes, message):
 
 @pytest.mark.filterwarnings("ignore")  # of Ray's imports
 def test_where_nobody_answers_that_is_said_at_once(monkeypatch, capsys):
+    pytest.importorskip("ray._private.services")  # which takes seconds
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     began_s = time.monotonic()
     assert leave.main(["--within", "60"]) == 2
-    assert time.monotonic() - began_s < leave.RAY_TIMEOUT_S + 10, "the imports of Ray included"
+    assert time.monotonic() - began_s < leave.RAY_TIMEOUT_S + 10
     assert re.match(r"error: no cluster of Ray's answers \(.*\); set RAY_ADDRESS", capsys.readouterr().err)
 
 

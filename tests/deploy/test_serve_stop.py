@@ -20,9 +20,9 @@ pytestmark = pytest.mark.serve
 
 PORT = 8136
 URL = f"http://127.0.0.1:{PORT}"
-STEP_S = 0.02
+STEP_S = 0.03
 PLACES = 8
-ENDLESS = 1000  # tokens: twenty seconds
+ENDLESS = 1000  # tokens: thirty seconds
 DRAIN_S = 5.0
 
 

@@ -125,14 +125,14 @@ def test_failed_requests_are_recorded_and_not_repeated(service, tmp_path):
 
 
 def test_a_run_is_bounded_and_loses_no_request(service, tmp_path):
-    plan = make_plan(service, tmp_path, [0.0, 0.1, 0.2], tokens=100, duration_s=0.3, drain_s=0.5)
+    plan = make_plan(service, tmp_path, [0.0, 0.1, 0.2], tokens=200, duration_s=0.3, drain_s=3.0)
     records, _ = send(plan)
     assert [record.error for record in records] == ["cut at the end of the run"] * 3
     assert records[0].output_tokens > 1  # the tokens that came before the cut count
 
 
 def test_the_closed_loop_keeps_its_users_busy(service, tmp_path):
-    plan = make_plan(service, tmp_path, [0.0], tokens=5, kind="closed", duration_s=1.0, users=3)
+    plan = make_plan(service, tmp_path, [0.0], tokens=5, kind="closed", duration_s=4.0, users=3)
     records, events = send(plan)
     assert len(records) > 3
     assert max(event.in_flight for event in events) == 3

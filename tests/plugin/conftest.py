@@ -6,7 +6,7 @@ import pytest
 
 
 class Clocks:
-    """How far the clocks of this process are set ahead of the machine's, in seconds."""
+    """How far the clocks of this process are ahead of where they stood, in seconds: a busy machine adds nothing to them."""
 
     def __init__(self):
         self.wall_s = 0.0  # of ``time.time``, which anybody may set
@@ -20,10 +20,10 @@ class Clocks:
 
 @pytest.fixture
 def clocks(monkeypatch):
-    """Clocks that a test sets."""
-    ahead, wall, steady = Clocks(), time.time, time.clock_gettime
-    monkeypatch.setattr(time, "time", lambda: wall() + ahead.wall_s)
-    monkeypatch.setattr(time, "clock_gettime", lambda clock: steady(clock) + ahead.steady_s)
+    """Clocks that stand still until a test sets them."""
+    ahead, wall_s, steady_s = Clocks(), time.time(), time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+    monkeypatch.setattr(time, "time", lambda: wall_s + ahead.wall_s)
+    monkeypatch.setattr(time, "clock_gettime", lambda _: steady_s + ahead.steady_s)
     return ahead
 
 

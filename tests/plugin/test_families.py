@@ -93,7 +93,7 @@ def served(tmp_path_factory):
     runs = [{"mode": mode, "prompts": [{"prompt_token_ids": each} for each in prompts]} for mode in ("fp16", "fp8")]
     runs.append({**runs[1], "extra_args": {"precision": "fp16"}})
     engines = [{**ENGINE, "model": str(folder / name)} for name in FAMILIES]
-    found = run_json("engine_scenario.py", {"engines": engines, "runs": runs}, 500)["engines"]
+    found = run_json("engine_scenario.py", {"engines": engines, "runs": runs})["engines"]
     return {name: (models[name].float(), prompts, *each) for name, each in zip(FAMILIES, found, strict=True)}
 
 

@@ -17,12 +17,13 @@ from nestedfp.steps.step_costs import MixedCosts, StepCost, StepCosts
 from nestedfp.vllm_plugin.scheduling.accounting import COUNTS_KEY, TokenCounts
 from nestedfp.vllm_plugin.scheduling.pin import AskedPrecision
 
-# Steps that take as long as the scheduler itself here, so that deadlines of milliseconds decide.
+# Steps that take about STEPS_S, so that deadlines of milliseconds decide.
 COSTS = StepCosts(
     (StepCost(1, 0.5, 0.3), StepCost(16, 0.8, 0.4), StepCost(2048, 40.0, 20.0)),
     MixedCosts((1, 16), (1, 256), ((0.6, 3.0), (0.9, 3.5))),
 )
 WHOLE_COSTS = StepCosts(COSTS.rows)
+STEPS_S = (0.4e-3, 0.8e-3, 2e-3)
 EAGLE = {"method": "eagle", "model": str(MODEL)}  # whose weights nobody loads here
 STOP = 9  # token that ends an answer
 ROUNDS = 120
@@ -49,8 +50,10 @@ class Life:
 class Oracle:
     """Drives an engine and follows it."""
 
-    def __init__(self, seed: int, *, async_scheduling: bool, costs: StepCosts | None, drafts: int = 0) -> None:
-        self.random = random.Random(seed)
+    def __init__(
+        self, seed: int, clocks: Any, *, async_scheduling: bool, costs: StepCosts | None, drafts: int = 0
+    ) -> None:
+        self.random, self.clocks = random.Random(seed), clocks
         blocks = self.random.choice([14, 20, 40])
         self.budget_tokens = self.random.choice([max(32, 8 * (1 + drafts)), 64, 2048])
         self.engine = Engine(
@@ -139,6 +142,7 @@ class Oracle:
         if not self.scheduler.has_unfinished_requests() and not self.in_flight:
             return
         step = self.engine.schedule()
+        self.clocks.pass_(self.random.choice(STEPS_S))
         if step.num_scheduled_tokens:
             drafts = {name: len(tokens) for name, tokens in step.scheduled_spec_decode_tokens.items()}
             step.test_accepted = {name: self.random.randrange(count + 1) for name, count in drafts.items()}
@@ -239,11 +243,11 @@ class Oracle:
 @pytest.mark.parametrize("costs", [None, WHOLE_COSTS, COSTS], ids=["unmeasured", "whole steps", "mixed steps"])
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_what_is_disclosed_and_what_exact_requests_touch_is_what_an_oracle_of_every_kv_position_says(
-    async_scheduling, costs
+    clocks, async_scheduling, costs
 ):
     ended = preempted = mixed = rested = 0
     for seed in SEEDS:
-        oracle = Oracle(seed, async_scheduling=async_scheduling, costs=costs)
+        oracle = Oracle(seed, clocks, async_scheduling=async_scheduling, costs=costs)
         oracle.play(ROUNDS)
         ended += oracle.ended
         mixed += oracle.mixed
@@ -258,10 +262,10 @@ def test_what_is_disclosed_and_what_exact_requests_touch_is_what_an_oracle_of_ev
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
-def test_the_same_with_drafts_of_which_any_number_is_accepted(async_scheduling):
+def test_the_same_with_drafts_of_which_any_number_is_accepted(clocks, async_scheduling):
     ended = accepted = 0
     for seed in SEEDS:
-        oracle = Oracle(seed, async_scheduling=async_scheduling, costs=WHOLE_COSTS, drafts=1 + seed % 4)
+        oracle = Oracle(seed, clocks, async_scheduling=async_scheduling, costs=WHOLE_COSTS, drafts=1 + seed % 4)
         oracle.play(ROUNDS)
         ended += oracle.ended
         accepted += oracle.accepted

@@ -90,22 +90,21 @@ def test_a_neighbours_small_completion_does_not_wait_for_who_has_much_to_read(se
     async def attacked():
         assert (await asking(app, PATH, body=asking_for("Once")))[0] == 200
         asked = 4 if kind == "many prompts" else 40
-        attack = [asyncio.create_task(asking(app, PATH, body=body)) for _ in range(asked)]
-        waits_s = []
+        attack, waits_s = [], []
         for _ in range(8):
+            while sum(not each.done() for each in attack) < asked:
+                attack.append(asyncio.create_task(asking(app, PATH, body=body)))
             await asyncio.sleep(0.03)
             began_s = time.monotonic()
             status, _, _ = await asking(app, PATH, body=asking_for("Once upon a time", max_tokens=16))
             waits_s.append(time.monotonic() - began_s)
             assert status == 200
-        still = [each for each in attack if not each.done()]
-        for each in still:
+        for each in attack:
             each.cancel()
         ended = await asyncio.gather(*attack, return_exceptions=True)
-        return waits_s, still, {each[0] for each in ended if isinstance(each, tuple)}
+        return waits_s, {each[0] for each in ended if isinstance(each, tuple)}
 
-    waits_s, still, statuses = asyncio.run(attacked())
-    assert still, "the tokenizer was busy all the time"
+    waits_s, statuses = asyncio.run(attacked())
     assert statuses <= {200, 400}
     assert statistics.median(waits_s) < HELD_S  # not the longest: a busy machine may stop this process for a while
 

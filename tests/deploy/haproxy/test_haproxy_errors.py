@@ -60,7 +60,7 @@ def test_every_error_of_haproxy_names_the_request_in_its_header_and_in_its_body(
             "served": ask(port, headers=sent),
         }
         replica.stop()
-        assert wait_until(lambda: ask(port)[0] == 503, 10, 0.05)
+        assert wait_until(lambda: ask(port)[0] == 503, 30, 0.05)
         asked["nobody there"] = ask(port, headers=sent)
         assert ask(port, "/status")[::2] == (200, b"control"), "the control routes need no replica"
     assert "/half" not in {path for path, _ in replica.seen}

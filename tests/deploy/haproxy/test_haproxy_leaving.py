@@ -30,12 +30,12 @@ def test_clients_of_a_node_that_is_drained_are_served_and_told_to_go(folder, rep
     backends = {"app": ("/", [replicas(ok("served")).port])}
     with running(folder, backends) as (node, port):
         served = (200, True, b"served")
-        assert wait_until(lambda: heard(port) == served, 10), heard(port)
+        assert wait_until(lambda: heard(port) == served, 30), heard(port)
         assert ask(port, "/-/healthz")[0] == 200
         render(folder, port, backends, leaves=True)
         node.start_manager()
-        assert wait_until(lambda: heard(port, "/-/healthz") == (503, False, targets.LEAVES.encode()), 10)
-        assert wait_until(lambda: heard(port) == (200, False, b"served"), 10), heard(port)
+        assert wait_until(lambda: heard(port, "/-/healthz") == (503, False, targets.LEAVES.encode()), 30)
+        assert wait_until(lambda: heard(port) == (200, False, b"served"), 30), heard(port)
         render(folder, port, backends)  # Serve has thought better of it
         node.start_manager()
-        assert wait_until(lambda: heard(port) == served, 10), heard(port)
+        assert wait_until(lambda: heard(port) == served, 30), heard(port)

@@ -27,7 +27,7 @@ def test_a_manager_that_dies_leaves_no_haproxy_behind_and_the_next_one_has_the_p
         if hangs:
             left.suspend()
         node.kill()
-        assert wait_until(lambda: not lives(left), 5, 0.02)
+        assert wait_until(lambda: not lives(left), 30, 0.02)
         render(folder, port, {APP: ("/", [replicas(ok("new")).port])})
         node.start_manager()
         assert wait_until(lambda: says(port, b"new"), 20, 0.05)

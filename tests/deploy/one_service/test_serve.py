@@ -3,7 +3,6 @@
 import re
 import threading
 
-import psutil
 import pytest
 import yaml
 from keyed_service import SECRETS, URL, client_of
@@ -179,9 +178,5 @@ def test_a_killed_controller_comes_back_above_the_old_epoch_under_what_it_had_re
 
 
 def test_no_process_is_there_to_report_usage(service):
-    found = [
-        each.as_dict(["name", "cmdline"], "") for each in psutil.Process(service.process.pid).children(recursive=True)
-    ]
-    names, titles = {each["name"] for each in found}, {" ".join(each["cmdline"]) for each in found}
-    assert any("ServeReplica" in title for title in titles), titles
-    assert not any("Telemetry" in text for text in names | titles), titles
+    assert children(service.process, "ServeReplica")
+    assert not children(service.process, "Telemetry")

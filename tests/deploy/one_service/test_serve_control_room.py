@@ -1,12 +1,13 @@
 """The control room of the running service, with keys, in a real Chromium: what an operator sees and does; and the access log."""
 
 import re
+import socket
 import time
 
 import httpx
 import pytest
 from browser import BrowserMissing, binary, browser_page
-from keyed_service import SECRETS, URL, client_of
+from keyed_service import PORT, SECRETS, URL, client_of
 from live_service import ADMIN, KEY, MODEL, complete, wait_until
 
 pytestmark = pytest.mark.serve
@@ -154,9 +155,12 @@ def test_a_request_whose_client_leaves_is_given_up_whatever_its_headers_say(clie
     name = f"leaves-{time.time_ns()}"
     headers = {"X-Request-Disconnect-Disabled": "?1", "X-Request-Id": name}
     body = {"model": MODEL, "prompt": "Once", "max_tokens": 900, "ignore_eos": True}
-    with pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/completions", json=body, headers=headers, timeout=0.3)
-
+    request = client.build_request("POST", "/v1/completions", json=body, headers=headers)
+    lines = [f"POST {request.url.path} HTTP/1.1", *(f"{name}: {value}" for name, value in request.headers.items())]
+    with socket.create_connection(("127.0.0.1", PORT)) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + request.read())
+        inside = re.compile(r"^nestedfp_open_requests\{.*\} [1-9]", re.MULTILINE)
+        assert wait_until(lambda: inside.search(client.get("/metrics").text), 20, 0.02)
     assert wait_until(lambda: service.access_lines.get(name), 10, 0.05)["outcome"] == "left"
 
 

@@ -109,7 +109,7 @@ def overload_and_undo(client: httpx.Client, service: KeyedService) -> None:
     # Admission that was raised too early in the overload has doubled the pause before each step back, at most 64 times.
     with service.controlled(**LADDER | {"ladder": {**LADDER["ladder"], "scale_down_after_s": 1}}):
         assert wait_until(lambda: status(client)["rung"] in ("none", "degrade"), 240, 1.0), status(client)
-        assert status(client)["desired_replicas"] is None
+        assert wait_until(lambda: status(client).get("desired_replicas", 0) is None, 30), status(client)
         assert wait_until(lambda: ready(status(client)) == 2, 150, 1.0), status(client)
         assert wait_until(lambda: all(r["admission_scale"] == 1 for r in status(client)["replicas"]), 60)
     since = {"since": before[0]["decision_id"]} if before else {}
