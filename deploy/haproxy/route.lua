@@ -1,4 +1,4 @@
--- Which replica takes a request: an exact one that can still compute its prompt in time, else the least loaded fast one.
+-- Which replica takes a request: an exact one that can still compute its prompt in time, else a fast one that can, else any.
 --
 -- HAProxy loads this file with the constants of route_rule.py, which is the same rule in Python, and an argument for each
 -- application: "BACKEND PREFIX SERVER SERVER ...". Every replica says on its page PREFIX/room how many prompt tokens it can take;
@@ -43,6 +43,26 @@ local function least_loaded(servers)
     return best
 end
 
+-- The session's last server, or else the one with the most room, of those with room for so many tokens; nil: none has.
+local function roomiest(servers, tokens, last, now)
+    local roomy, most
+    for _, server in ipairs(servers) do
+        local room = room_of(server, now)
+        if room and room >= tokens then
+            if server.name == last then
+                return server
+            end
+            if not most or room > most then
+                roomy, most = {}, room
+            end
+            if room == most then
+                table.insert(roomy, server)
+            end
+        end
+    end
+    return roomy and least_loaded(roomy)
+end
+
 -- Returns the server for a request, or nil where there is none. Pure.
 -- servers: those that are up, each with open (requests), turn (when it was last chosen), room (its report or nil), sent.
 function nestedfp.choose(servers, class, tokens, last, now)
@@ -50,22 +70,23 @@ function nestedfp.choose(servers, class, tokens, last, now)
     for _, server in ipairs(servers) do
         table.insert(server.room and server.room.exact and exact or fast, server)
     end
-    if class ~= "fast" then
-        local best, most
-        for _, server in ipairs(exact) do
-            local room = room_of(server, now)
-            if room and room >= tokens and (server.name == last or not most or room > most) then
-                best, most = server, server.name == last and math.huge or room
-            end
-        end
-        if best then
-            return best
+    local pinned = class == "exact" and #exact > 0
+    -- Where nobody has room, the one that is the least behind: an exact replica computes fast what would be late. But no prompt that
+    -- it never has room for.
+    local anybody = { table.unpack(fast) }
+    for _, server in ipairs(exact) do
+        if server.room.full >= tokens then
+            table.insert(anybody, server)
         end
     end
-    local pool = fast
-    if #fast == 0 or (class == "exact" and #exact > 0) then
-        pool = exact
+    local found = roomiest(class ~= "fast" and exact or {}, tokens, last, now)
+        or roomiest(pinned and {} or fast, tokens, last, now)
+        or roomiest(pinned and exact or anybody, -math.huge, last, now)
+    if found then
+        return found
     end
+    -- None has said what it can take.
+    local pool = (pinned or #fast == 0) and exact or fast
     local first = least_loaded(pool)
     for _, server in ipairs(pool) do
         if server.name == last and server.open <= first.open + SPARE then

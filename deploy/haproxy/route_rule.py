@@ -1,4 +1,4 @@
-"""Which replica takes a request: an exact one that can still compute its prompt in time, else the least loaded fast one. Pure.
+"""Which replica takes a request: an exact one that can still compute its prompt in time, else a fast one that can, else any. Pure.
 
 The rule of route.lua, which HAProxy runs with the constants below; the simulator runs this one. A test compares the two.
 """
@@ -60,18 +60,19 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
     """
     exact = [server for server in servers if server.report is not None and server.report.exact]
     fast = [server for server in servers if server.report is None or not server.report.exact]
-    if wanted != "fast":
-        best: tuple[float, Server] | None = None
-        for server in exact:
-            room = server.room(now_s)
-            if room is None or room < tokens:
-                continue
-            rank = inf if server.name == last else room
-            if best is None or rank > best[0]:
-                best = rank, server
-        if best is not None:
-            return best[1]
-    pool = exact if not fast or (wanted == "exact" and exact) else fast
+    pinned = wanted == "exact" and bool(exact)
+    # Where nobody has room, the one that is the least behind: an exact replica computes fast what would be late. But no prompt that
+    # it never has room for.
+    anybody = fast + [server for server in exact if server.report is not None and server.report.full >= tokens]
+    found = (
+        (wanted != "fast" and _roomiest(exact, tokens, last, now_s))
+        or (not pinned and _roomiest(fast, tokens, last, now_s))
+        or _roomiest(exact if pinned else anybody, -inf, last, now_s)
+    )
+    if found:
+        return found
+    # None has said what it can take.
+    pool = exact if pinned or not fast else fast
     if not pool:
         return None
     first = min(pool, key=lambda server: (server.open, server.turn))
@@ -79,3 +80,10 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
         if server.name == last and server.open <= first.open + SPARE:
             return server
     return first
+
+
+def _roomiest(servers: Sequence[Server], tokens: float, last: str | None, now_s: float) -> Server | None:
+    """Return the session's last server, or else the one with the most room, of those with room for so many tokens."""
+    roomy = [(room, each) for each in servers if (room := each.room(now_s)) is not None and room >= tokens]
+    key = lambda one: (one[1].name == last, one[0], -one[1].open, -one[1].turn)  # noqa: E731
+    return max(roomy, key=key)[1] if roomy else None

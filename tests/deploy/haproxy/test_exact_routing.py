@@ -1,4 +1,4 @@
-"""Which replica HAProxy sends a prompt to: an exact one with room, else a fast one; the rule in Lua is the one in Python."""
+"""Which replica HAProxy sends a prompt to, by what they say they have room for; the rule in Lua is the one in Python."""
 
 import json
 import random
@@ -36,10 +36,10 @@ def heard(*replicas):
 
 @pytest.fixture
 def pair(folder, replicas):
-    """An exact replica with room for 1,000 tokens and a fast one, behind HAProxy, which has heard of both."""
+    """An exact replica with room for 1,000 tokens and a fast one for 2,000, behind HAProxy, which has heard of both."""
     exact, fast = replicas(ok("exact")), replicas(ok("fast"))
     says(exact, "exact 1000 2000 0.0 0.000")
-    says(fast, "fast 1000 2000 0.0 0.000")
+    says(fast, "fast 2000 3000 0.0 0.000")
     with in_front(folder, app=[exact, fast]) as (_, port):
         up(port)
         # Without reports, requests without a load go to one after the other.
@@ -61,6 +61,16 @@ def test_a_prompt_goes_to_the_exact_replica_while_that_has_room_and_then_to_the_
     assert took[0] == "exact"
     assert sent(port, body(1500)) == "fast", "a longer prompt than the room"
     assert sent(port, body(150_000)) == "fast", "also one that fills more than HAProxy's buffer"
+
+
+@pytest.mark.parametrize(("rooms", "least_behind"), [((100, -400), "exact"), ((-400, 100), "fast")])
+def test_a_prompt_that_nobody_has_room_for_goes_to_the_replica_that_is_least_behind(pair, rooms, least_behind):
+    exact, fast, port = pair
+    says(exact, f"exact {rooms[0]} 2000 0.0 0.000")
+    says(fast, f"fast {rooms[1]} 3000 0.0 0.000")
+    heard(exact, fast)
+    assert sent(port, body(150)) == least_behind
+    assert sent(port, body(150), {"x-nestedfp-precision": "exact"}) == "exact", "pinned: it waits there for its turn"
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-nestedfp-precision": "fast"}])
