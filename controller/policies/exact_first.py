@@ -32,8 +32,6 @@ BURST_OVER = 1.4  # times the limit: such a load is above it, and not by chance
 RATIO_S = 120.0  # memory of the tokens computed for each prompt token
 LEAST_PROMPT_TOKENS = 100.0  # per replica, before that ratio is taken
 FIRST_RATIO = 1.25
-ROOM_TTFT_SHARE = 0.9  # of the objective; the rest is for the way to the replica and back
-STEP_TPOT_SHARE = 0.9
 STARVED_SHARE = 0.1  # of its whole room: a fast replica with less has none
 STARVED_SHARE_ALONE = 0.3  # the same of exact replicas where there is no fast one
 STARVED_S = 1.0
@@ -78,14 +76,12 @@ class State:
 
 
 def rule_of(deadlines: Deadlines, slo: Slo) -> StepRule:
-    """Return the step rule of all replicas: fast ones keep these deadlines, exact ones bound their steps and tell their room."""
+    """Return the step rule of all replicas: fast ones keep these deadlines, exact ones the usual ones."""
     usual = Deadlines().rule_for(slo)
     return replace(
         deadlines.rule_for(slo),
         exact_ttft_deadline_s=usual.ttft_deadline_s,
         exact_tpot_deadline_s=usual.tpot_deadline_s,
-        exact_step_s=STEP_TPOT_SHARE * slo.tpot_ms * 1e-3,
-        room_ttft_s=ROOM_TTFT_SHARE * slo.ttft_ms * 1e-3,
     )
 
 
