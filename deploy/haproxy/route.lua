@@ -70,7 +70,26 @@ function nestedfp.choose(servers, class, tokens, last, now)
     for _, server in ipairs(servers) do
         table.insert(server.room and server.room.exact and exact or fast, server)
     end
+    local found = class ~= "fast" and roomiest(exact, tokens, last, now)
+    if found then
+        return found
+    end
     local pinned = class == "exact" and #exact > 0
+    local pool = (pinned or #fast == 0) and exact or fast
+    local first = least_loaded(pool)
+    for _, server in ipairs(pool) do
+        if server.name == last and server.open <= first.open + SPARE then
+            return server
+        end
+    end
+    for _, server in ipairs(pool) do
+        if not room_of(server, now) then
+            return first -- a replica that says nothing is not left without work
+        end
+    end
+    if pinned then
+        return roomiest(exact, -math.huge, nil, now) or first
+    end
     -- Where nobody has room, the one that is the least behind: an exact replica computes fast what would be late. But no prompt that
     -- it never has room for.
     local anybody = { table.unpack(fast) }
@@ -79,21 +98,7 @@ function nestedfp.choose(servers, class, tokens, last, now)
             table.insert(anybody, server)
         end
     end
-    local found = roomiest(class ~= "fast" and exact or {}, tokens, last, now)
-        or roomiest(pinned and {} or fast, tokens, last, now)
-        or roomiest(pinned and exact or anybody, -math.huge, last, now)
-    if found then
-        return found
-    end
-    -- None has said what it can take.
-    local pool = (pinned or #fast == 0) and exact or fast
-    local first = least_loaded(pool)
-    for _, server in ipairs(pool) do
-        if server.name == last and server.open <= first.open + SPARE then
-            return server
-        end
-    end
-    return first
+    return roomiest(fast, tokens, nil, now) or roomiest(anybody, -math.huge, nil, now) or first
 end
 
 -- Prompt tokens of a request, by its body: an estimate; infinity where nobody can say.

@@ -60,18 +60,9 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
     """
     exact = [server for server in servers if server.report is not None and server.report.exact]
     fast = [server for server in servers if server.report is None or not server.report.exact]
-    pinned = wanted == "exact" and bool(exact)
-    # Where nobody has room, the one that is the least behind: an exact replica computes fast what would be late. But no prompt that
-    # it never has room for.
-    anybody = fast + [server for server in exact if server.report is not None and server.report.full >= tokens]
-    found = (
-        (wanted != "fast" and _roomiest(exact, tokens, last, now_s))
-        or (not pinned and _roomiest(fast, tokens, last, now_s))
-        or _roomiest(exact if pinned else anybody, -inf, last, now_s)
-    )
-    if found:
+    if wanted != "fast" and (found := _roomiest(exact, tokens, last, now_s)):
         return found
-    # None has said what it can take.
+    pinned = wanted == "exact" and bool(exact)
     pool = exact if pinned or not fast else fast
     if not pool:
         return None
@@ -79,7 +70,14 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
     for server in pool:
         if server.name == last and server.open <= first.open + SPARE:
             return server
-    return first
+    if any(server.room(now_s) is None for server in pool):
+        return first  # a replica that says nothing is not left without work
+    if pinned:
+        return _roomiest(exact, -inf, None, now_s) or first
+    # Where nobody has room, the one that is the least behind: an exact replica computes fast what would be late. But no prompt that
+    # it never has room for.
+    anybody = fast + [server for server in exact if server.report is not None and server.report.full >= tokens]
+    return _roomiest(fast, tokens, None, now_s) or _roomiest(anybody, -inf, None, now_s) or first
 
 
 def _roomiest(servers: Sequence[Server], tokens: float, last: str | None, now_s: float) -> Server | None:
