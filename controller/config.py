@@ -11,6 +11,7 @@ from controller.policies import POLICIES, PolicyConfig
 from controller.policies.base import Observation
 from controller.policies.deadlines import Deadlines
 from nestedfp.modes import DirectiveMode
+from nestedfp.steps.slo_rule import USUAL_SHARES
 from nestedfp.steps.step_rule import StepRule
 from workload.frozen import FrozenModel
 from workload.slo import Slo
@@ -78,7 +79,7 @@ class ControllerConfig(FrozenModel):
         spec = POLICIES[self.policy.name]
         decision, _ = spec.decide(Observation(0.0, (), slo=self.slo), spec.start(), self.policy)
         if spec.adaptive and decision.mode is not DirectiveMode.AUTO:
-            return DirectiveMode.AUTO, Deadlines().rule_for(self.slo)
+            return DirectiveMode.AUTO, USUAL_SHARES.rule(self.slo.ttft_ms, self.slo.tpot_ms)
         return decision.mode, decision.rule
 
 

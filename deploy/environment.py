@@ -72,7 +72,7 @@ def free_ports(count: int) -> list[int]:
         OSError: not so many are free.
     """
     found: list[int] = []
-    for port in random.sample(PORTS, len(PORTS)):
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):  # other code seeds the usual one
         with socket.socket() as each, contextlib.suppress(OSError):
             each.bind(("127.0.0.1", port))
             found.append(port)

@@ -78,7 +78,7 @@ function nestedfp.choose(servers, class, tokens, last, now)
     local pool = (pinned or #fast == 0) and exact or fast
     local first = least_loaded(pool)
     for _, server in ipairs(pool) do
-        if server.name == last and server.open <= first.open + SPARE then
+        if server.name == last and server.open <= first.open + SPARE and (room_of(server, now) or 1) > 0 then
             return server
         end
     end
@@ -98,7 +98,7 @@ function nestedfp.choose(servers, class, tokens, last, now)
             table.insert(anybody, server)
         end
     end
-    return roomiest(fast, tokens, nil, now) or roomiest(anybody, -math.huge, nil, now) or first
+    return roomiest(fast, tokens, last, now) or roomiest(anybody, -math.huge, nil, now) or first
 end
 
 -- Prompt tokens of a request, by its body: an estimate; infinity where nobody can say.

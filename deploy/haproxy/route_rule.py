@@ -45,7 +45,7 @@ class Server:
     def sends(self, now_s: float, tokens: int) -> None:
         """A request goes to it."""
         self.sent = [each for each in self.sent if each[0] > now_s - STALE_S]
-        self.sent.append((now_s, tokens))
+        self.sent.append((now_s, tokens if self.report is None else min(tokens, self.report.full)))
 
 
 def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str | None, now_s: float) -> Server | None:
@@ -68,7 +68,8 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
         return None
     first = min(pool, key=lambda server: (server.open, server.turn))
     for server in pool:
-        if server.name == last and server.open <= first.open + SPARE:
+        room = server.room(now_s)
+        if server.name == last and server.open <= first.open + SPARE and (room is None or room > 0):
             return server
     if any(server.room(now_s) is None for server in pool):
         return first  # a replica that says nothing is not left without work
@@ -77,7 +78,7 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
     # Where nobody has room, the one that is the least behind: an exact replica computes fast what would be late. But no prompt that
     # it never has room for.
     anybody = fast + [server for server in exact if server.report is not None and server.report.full >= tokens]
-    return _roomiest(fast, tokens, None, now_s) or _roomiest(anybody, -inf, None, now_s) or first
+    return _roomiest(fast, tokens, last, now_s) or _roomiest(anybody, -inf, None, now_s) or first
 
 
 def _roomiest(servers: Sequence[Server], tokens: float, last: str | None, now_s: float) -> Server | None:

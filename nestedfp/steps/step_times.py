@@ -14,6 +14,7 @@ MOST_KEPT = 100_000  # costs of steps of two classes
 MOST_GAIN = 2.0  # an FP16 step over an FP8 step, which reads half of the bytes
 FORGET_WEIGHT = 0.01  # of a step of one precision in what mixed steps take beyond their cost
 EXCESS_WEIGHT = 0.2  # of the newest step in what steps take beyond their measured cost
+MOST_RISE = 2.0  # times the cost, by which a step may exceed the excess of before: the rest is a stall
 
 
 class StepTimes:
@@ -104,8 +105,10 @@ class StepTimes:
 
     def took(self, mode: Mode, tokens: int, took_s: float, *, with_prompts: bool) -> None:
         """Learn how long a step has taken."""
-        excess_s = took_s - self._cost_s(mode, tokens)
-        excesses_s = self._excess_s[mode]
+        cost_s, excesses_s = self._cost_s(mode, tokens), self._excess_s[mode]
+        excess_s = took_s - cost_s
+        if self._costs is not None:
+            excess_s = min(excess_s, excesses_s[with_prompts] + MOST_RISE * cost_s)
         excesses_s[with_prompts] += EXCESS_WEIGHT * (excess_s - excesses_s[with_prompts])
         if self._costs is None:
             if mode is Mode.FP8:  # a stall of FP16 is forgotten though no FP16 step follows it

@@ -19,6 +19,16 @@ def test_a_prediction_learns_what_attention_adds_in_either_precision() -> None:
     assert times.predicted_s(Mode.FP16, 100, with_prompts=True) == pytest.approx(0.020)
 
 
+def test_a_stall_teaches_little_and_steps_that_stay_slow_all_they_take() -> None:
+    times = StepTimes(COSTS)
+    for took_s in [1.0] + [0.012] * 10:
+        times.took(Mode.FP8, 100, took_s, with_prompts=True)
+        assert times.predicted_s(Mode.FP8, 100, with_prompts=True) < 0.018
+    for _ in range(50):
+        times.took(Mode.FP8, 100, 0.120, with_prompts=True)
+    assert times.predicted_s(Mode.FP8, 100, with_prompts=True) == pytest.approx(0.120, rel=1e-2)
+
+
 def test_without_costs_each_precision_learns_for_itself() -> None:
     times = StepTimes(None)
     for _ in range(50):

@@ -1,6 +1,7 @@
 """Which replica HAProxy sends a prompt to, by what they say they have room for; the rule in Lua is the one in Python."""
 
 import json
+import math
 import random
 import subprocess
 
@@ -63,10 +64,13 @@ def test_a_prompt_goes_to_the_exact_replica_while_that_has_room_and_then_to_the_
     assert sent(port, body(150_000)) == "fast", "also one that fills more than HAProxy's buffer"
 
 
-@pytest.mark.parametrize(("rooms", "least_behind"), [((100, -400), "exact"), ((-400, 100), "fast")])
-def test_a_prompt_that_nobody_has_room_for_goes_to_the_replica_that_is_least_behind(pair, rooms, least_behind):
+@pytest.mark.parametrize(
+    ("rooms", "full", "least_behind"),
+    [((100, -400), 2000, "exact"), ((-400, 100), 2000, "fast"), ((100, -400), 100, "fast")],
+)
+def test_a_prompt_that_nobody_has_room_for_goes_to_the_replica_that_is_least_behind(pair, rooms, full, least_behind):
     exact, fast, port = pair
-    says(exact, f"exact {rooms[0]} 2000 0.0 0.000")
+    says(exact, f"exact {rooms[0]} {full} 0.0 0.000")
     says(fast, f"fast {rooms[1]} 3000 0.0 0.000")
     heard(exact, fast)
     assert sent(port, body(150)) == least_behind
@@ -135,7 +139,7 @@ def table(chance):
             report = RoomReport(
                 chance.random() < 0.5,
                 chance.randint(-500, 2000),
-                2000,
+                chance.choice([0, 300, 2000]),
                 chance.choice([0.0, 5000.0]),
                 chance.choice([9.95, 8.5]),
             )
@@ -145,7 +149,7 @@ def table(chance):
         )
     wanted = chance.choice([None, "auto", "exact", "fast"])
     last = chance.choice([None, "s0", "s3", "gone"])
-    return servers, wanted, chance.randint(1, 1500), last
+    return servers, wanted, chance.choice([chance.randint(1, 1500), math.inf]), last
 
 
 def lua(value):
@@ -153,6 +157,8 @@ def lua(value):
         return "nil"
     if isinstance(value, bool):
         return str(value).lower()
+    if value == math.inf:
+        return "math.huge"
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
@@ -179,7 +185,7 @@ def test_the_rule_in_lua_is_the_rule_in_python(tmp_path):
     expected = [choose(servers, wanted, tokens, last, 10.0) for servers, wanted, tokens, last in cases]
     calls = []
     for servers, wanted, tokens, last in cases:
-        arguments = f"{{{', '.join(map(as_lua, servers))}}}, {lua(wanted)}, {tokens}, {lua(last)}, 10.0"
+        arguments = f"{{{', '.join(map(as_lua, servers))}}}, {lua(wanted)}, {lua(tokens)}, {lua(last)}, 10.0"
         calls.append(f"show({arguments})")
     script = tmp_path / "cases.lua"
     out = tmp_path / "chosen"
