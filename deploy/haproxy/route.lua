@@ -88,7 +88,7 @@ function nestedfp.choose(servers, class, tokens, last, now)
         end
     end
     if pinned then
-        return roomiest(exact, -math.huge, nil, now) or first
+        return roomiest(exact, -math.huge, nil, now)
     end
     -- Where nobody has room, the one that is the least behind: an exact replica computes fast what would be late. But no prompt that
     -- it never has room for.

@@ -74,7 +74,7 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
     if any(server.room(now_s) is None for server in pool):
         return first  # a replica that says nothing is not left without work
     if pinned:
-        return _roomiest(exact, -inf, None, now_s) or first
+        return _roomiest(exact, -inf, None, now_s)
     # Where nobody has room, the one that is the least behind: an exact replica computes fast what would be late. But no prompt that
     # it never has room for.
     anybody = fast + [server for server in exact if server.report is not None and server.report.full >= tokens]
