@@ -13,8 +13,11 @@ local BYTES_PER_TOKEN_ID = 6
 local WHOLE_BYTES = 48 * 1024 -- a body of unknown length that is as long may go on beyond HAProxy's buffer
 
 local constants, applications = ..., { select(2, ...) }
-local STALE_S, LAG_S, SPARE = constants:match("(%S+) (%S+) (%S+)")
-STALE_S, LAG_S, SPARE = tonumber(STALE_S), tonumber(LAG_S), tonumber(SPARE)
+local numbers = {}
+for number in constants:gmatch("%S+") do
+    table.insert(numbers, tonumber(number))
+end
+local STALE_S, LAG_S, SPARE, PINNED_SHARE, MOST_BEHIND = table.unpack(numbers)
 
 nestedfp = {}
 
@@ -63,6 +66,22 @@ local function roomiest(servers, tokens, last, now)
     return roomy and least_loaded(roomy)
 end
 
+-- Those that pinned requests are for.
+local function met(servers, now)
+    local pinned_share, few = 0, {}
+    for _, server in ipairs(servers) do
+        pinned_share = pinned_share + (server.room and server.room.pinned_share or 0)
+    end
+    table.move(servers, 1, math.min(#servers, 1 + pinned_share // PINNED_SHARE | 0), 1, few)
+    for _, server in ipairs(few) do
+        local room = room_of(server, now)
+        if not room or room >= -MOST_BEHIND * server.room.full then
+            return few
+        end
+    end
+    return servers
+end
+
 -- Returns the server for a request, or nil where there is none. Pure.
 -- servers: those that are up, each with open (requests), turn (when it was last chosen), room (its report or nil), sent.
 function nestedfp.choose(servers, class, tokens, last, now)
@@ -73,6 +92,9 @@ function nestedfp.choose(servers, class, tokens, last, now)
     local found = class ~= "fast" and roomiest(exact, tokens, last, now)
     if found then
         return found
+    end
+    if class == "exact" then
+        fast = met(fast, now)
     end
     local pinned = class == "exact" and #exact > 0
     local pool = (pinned or #fast == 0) and exact or fast
@@ -110,9 +132,9 @@ function nestedfp.tokens(body, length)
     return (length or #body) // (ids and BYTES_PER_TOKEN_ID or BYTES_PER_TOKEN)
 end
 
--- A report: "exact|fast TOKENS FULL_TOKENS TOKENS_PER_S AGE_S", or anything else: the replica says nothing.
+-- A report: "exact|fast TOKENS FULL_TOKENS TOKENS_PER_S PINNED_SHARE AGE_S", or anything else: the replica says nothing.
 function nestedfp.read(text, now)
-    local class, tokens, full, per_s, age = text:match("^(%a+) (%-?%d+) (%d+) ([%d.]+) ([%d.]+)%s*$")
+    local class, tokens, full, per_s, pinned, age = text:match("^(%a+) (%-?%d+) (%d+) ([%d.]+) ([%d.]+) ([%d.]+)%s*$")
     if not class then
         return nil
     end
@@ -121,6 +143,7 @@ function nestedfp.read(text, now)
         tokens = tonumber(tokens),
         full = tonumber(full),
         per_s = tonumber(per_s),
+        pinned_share = tonumber(pinned),
         at = now - tonumber(age),
     }
 end

@@ -10,18 +10,23 @@ from math import inf
 STALE_S = 1.0  # an older report is none
 LAG_S = 0.03  # a request sent so shortly before a report may be missing in it
 SPARE = 2  # open requests by which a session's last replica may be ahead of the least loaded one
-CONSTANTS = f"{STALE_S} {LAG_S} {SPARE}"  # as route.lua takes them
+# One pinned request lengthens all steps of its replica, so they meet: on one replica for each such share of what exact steps compute,
+# unless all of those are behind by so many times their full room.
+PINNED_SHARE, MOST_BEHIND = 0.6, 2.0
+CONSTANTS = f"{STALE_S} {LAG_S} {SPARE} {PINNED_SHARE} {MOST_BEHIND}"  # as route.lua takes them
 
 
 @dataclass(frozen=True, slots=True)
 class RoomReport:
-    """What a replica said: its class, the prompt tokens it can take, and how fast that grows back to its full room."""
+    """What a replica said: its class, the prompt tokens it can take, how fast that grows back to its full room, and which share of
+    what exact steps compute pinned requests take."""
 
     exact: bool
     tokens: int
     full: int
     per_s: float
     at_s: float
+    pinned_share: float = 0.0
 
 
 @dataclass(slots=True)
@@ -62,6 +67,8 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
     fast = [server for server in servers if server.report is None or not server.report.exact]
     if wanted != "fast" and (found := _roomiest(exact, tokens, last, now_s)):
         return found
+    if wanted == "exact":
+        fast = _met(fast, now_s)
     pinned = wanted == "exact" and bool(exact)
     pool = exact if pinned or not fast else fast
     if not pool:
@@ -79,6 +86,17 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
     # it never has room for.
     anybody = fast + [server for server in exact if server.report is not None and server.report.full >= tokens]
     return _roomiest(fast, tokens, last, now_s) or _roomiest(anybody, -inf, None, now_s) or first
+
+
+def _met(servers: list[Server], now_s: float) -> list[Server]:
+    """Return those that pinned requests are for."""
+    reports = [server.report for server in servers]
+    few = 1 + int(sum([report.pinned_share for report in reports if report is not None]) / PINNED_SHARE)
+    for server, report in zip(servers[:few], reports[:few], strict=True):
+        room = server.room(now_s)
+        if room is None or report is None or room >= -MOST_BEHIND * report.full:
+            return servers[:few]
+    return servers
 
 
 def _roomiest(servers: Sequence[Server], tokens: float, last: str | None, now_s: float) -> Server | None:

@@ -23,11 +23,13 @@ class PromptRoom:
         tokens: of prompts that come now; below zero, as many are late already.
         full_tokens: the same of an engine without a line.
         tokens_per_s: how fast the room grows back.
+        pinned_share: of what exact steps compute in a second, that pinned requests took lately.
     """
 
     tokens: int
     full_tokens: int
     tokens_per_s: float
+    pinned_share: float = 0.0
 
 
 class RoomMargin:

@@ -39,7 +39,16 @@ class StepWatch:
         return min(self._budget_tokens, decodes + prompts)
 
     def room(
-        self, rule: StepRule, mode: Mode, now_s: float, *, decodes: int, line_tokens: int, ends_s: float, slack_s: float
+        self,
+        rule: StepRule,
+        mode: Mode,
+        now_s: float,
+        *,
+        decodes: int,
+        line_tokens: int,
+        ends_s: float,
+        slack_s: float,
+        pinned_rows_per_s: float,
     ) -> PromptRoom | None:
         """Return what the engine can take now; None: the rule does not ask.
 
@@ -51,20 +60,22 @@ class StepWatch:
             line_tokens: of prompts, still to be computed.
             ends_s: when the steps on their way end; a time that has passed where there are none.
             slack_s: until the first of the next tokens is due; infinity: nothing decodes.
+            pinned_rows_per_s: that pinned requests took lately.
         """
         if rule.room_ttft_s is None or rule.exact_step_s is None or not self.times.are_measured:
             return None
         ttft_s, step_s = self.margin.within(mode, rule.room_ttft_s), rule.exact_step_s
         chunk = self.times.prompt_tokens_within(mode, step_s, decodes, self._budget_tokens)
         took_s = self.times.predicted_s(mode, decodes + chunk, with_prompts=True)
+        pinned_share = pinned_rows_per_s / max(1.0, self.capacity_tokens_per_s(rule, Mode.FP16) or 0.0)
         if chunk == 0 or took_s <= 0:
-            room = PromptRoom(-line_tokens, 0, 0.0)
+            room = PromptRoom(-line_tokens, 0, 0.0, pinned_share)
         else:
             per_s = chunk / took_s
             full = max(0, int(per_s * (ttft_s - took_s)))
             # One more prompt would have the decodes wait for too long a step.
             left = int(per_s * (ttft_s - took_s - max(0.0, ends_s - now_s))) if slack_s >= took_s else 0
-            room = PromptRoom(left - line_tokens, full, per_s)
+            room = PromptRoom(left - line_tokens, full, per_s, pinned_share)
         self.margin.said(mode, rule.room_ttft_s, room)
         return room
 

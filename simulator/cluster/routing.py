@@ -35,7 +35,9 @@ class LeastConnections:
         """A replica has said what it can take of prompts; None: it says nothing."""
         if (server := self._servers.get(replica)) is not None:
             server.report = (
-                None if room is None else RoomReport(exact, room.tokens, room.full_tokens, room.tokens_per_s, now_s)
+                None
+                if room is None
+                else RoomReport(exact, room.tokens, room.full_tokens, room.tokens_per_s, now_s, room.pinned_share)
             )
 
     def send(self, now_s: float, request: SimRequest) -> bool:

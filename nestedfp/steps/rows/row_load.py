@@ -31,7 +31,7 @@ class RowLoad:
     """The rows of the last seconds."""
 
     def __init__(self) -> None:
-        self._rows_per_s = 0.0
+        self._rows_per_s = self._pinned_rows_per_s = 0.0
         self._at_s: float | None = None
         self._ended = self._late = 0.0  # prompts, and those of them that were late
         self._is_over = False
@@ -47,6 +47,7 @@ class RowLoad:
         if self._at_s is not None:
             passed_s = max(0.0, now_s - self._at_s)
             self._rows_per_s *= exp(-passed_s / LOAD_S)
+            self._pinned_rows_per_s = self.pinned_rows_per_s(now_s)
             self._ended *= exp(-passed_s / LATE_S)
             self._late *= exp(-passed_s / LATE_S)
         self._at_s = now_s
@@ -70,6 +71,14 @@ class RowLoad:
         decodes = len(plan.exact) + len(plan.demoted) + len(state.fast)
         rows = state.decode_rows * decodes + sum([chunk.tokens for chunk in plan.chunks])
         self._rows_per_s += rows / LOAD_S
+        pinned = state.decode_rows * sum([state.exact[i].is_pinned for i in plan.exact])
+        pinned += sum([chunk.tokens for chunk in plan.chunks if state.line[chunk.prompt].is_pinned])
+        self._pinned_rows_per_s += pinned / LOAD_S
         ended = [p for c in plan.chunks if c.tokens == (p := state.line[c.prompt]).left_tokens and p.due_s < inf]
         self._ended += len(ended)
         self._late += len([prompt for prompt in ended if prompt.due_s < state.now_s])
+
+    def pinned_rows_per_s(self, now_s: float) -> float:
+        """Return how many rows of pinned requests were computed in a second."""
+        passed_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
+        return self._pinned_rows_per_s * exp(-passed_s / LOAD_S)

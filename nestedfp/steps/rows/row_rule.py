@@ -51,11 +51,11 @@ class _Filled(NamedTuple):
 
 
 class RowRule:
-    """Plans steps; remembers when it last demoted, and the load."""
+    """Plans steps; remembers when it last demoted, and the ``load``."""
 
     def __init__(self) -> None:
         self._closed_until_s = -inf
-        self._load = RowLoad()
+        self.load = RowLoad()
 
     def plan(self, state: RowState, times: StepTimes) -> RowPlan:
         """Return the next step.
@@ -64,9 +64,9 @@ class RowRule:
             state: with at least one request; times that have passed are late.
             times: what steps take.
         """
-        is_over = self._load.is_over(state, times)
+        is_over = self.load.is_over(state, times)
         plan = _Planner(state, times, closed=state.now_s < self._closed_until_s, is_over=is_over).plan()
-        self._load.computes(state, plan)
+        self.load.computes(state, plan)
         if plan.demoted and not plan.is_whole:
             self._closed_until_s = state.now_s + CLOSED_S
         return plan
