@@ -53,6 +53,7 @@ class Room(FrozenModel):
     tokens: int  # below zero: as many are late already
     full_tokens: Count
     tokens_per_s: Annotated[float, Field(ge=0)]
+    load_share: Annotated[float, Field(ge=0)] = 0.0
     pinned_share: Annotated[float, Field(ge=0)] = 0.0
 
 

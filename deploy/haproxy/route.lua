@@ -17,7 +17,7 @@ local numbers = {}
 for number in constants:gmatch("%S+") do
     table.insert(numbers, tonumber(number))
 end
-local STALE_S, LAG_S, SPARE, PINNED_SHARE, MOST_BEHIND = table.unpack(numbers)
+local STALE_S, LAG_S, SPARE, LOAD_SHARE, PINNED_SHARE, MOST_BEHIND = table.unpack(numbers)
 
 nestedfp = {}
 
@@ -66,16 +66,22 @@ local function roomiest(servers, tokens, last, now)
     return roomy and least_loaded(roomy)
 end
 
--- Those that pinned requests are for.
-local function met(servers, now)
-    local pinned_share, few = 0, {}
+-- The servers that take pinned requests now.
+local function for_pinned(servers, now)
+    local load_share, pinned_share = 0, 0
     for _, server in ipairs(servers) do
-        pinned_share = pinned_share + (server.room and server.room.pinned_share or 0)
+        if not room_of(server, now) then
+            return servers
+        end
+        load_share = load_share + server.room.load_share
+        pinned_share = pinned_share + server.room.pinned_share
     end
-    table.move(servers, 1, math.min(#servers, 1 + pinned_share // PINNED_SHARE | 0), 1, few)
+    if load_share < LOAD_SHARE * #servers then
+        return servers
+    end
+    local few = { table.unpack(servers, 1, math.min(#servers, 1 + pinned_share // PINNED_SHARE)) }
     for _, server in ipairs(few) do
-        local room = room_of(server, now)
-        if not room or room >= -MOST_BEHIND * server.room.full then
+        if room_of(server, now) >= -MOST_BEHIND * server.room.full then
             return few
         end
     end
@@ -94,7 +100,7 @@ function nestedfp.choose(servers, class, tokens, last, now)
         return found
     end
     if class == "exact" then
-        fast = met(fast, now)
+        fast = for_pinned(fast, now)
     end
     local pinned = class == "exact" and #exact > 0
     local pool = (pinned or #fast == 0) and exact or fast
@@ -132,9 +138,10 @@ function nestedfp.tokens(body, length)
     return (length or #body) // (ids and BYTES_PER_TOKEN_ID or BYTES_PER_TOKEN)
 end
 
--- A report: "exact|fast TOKENS FULL_TOKENS TOKENS_PER_S PINNED_SHARE AGE_S", or anything else: the replica says nothing.
+-- A report: "exact|fast TOKENS FULL_TOKENS TOKENS_PER_S LOAD_SHARE PINNED_SHARE AGE_S", or anything else: the replica says nothing.
 function nestedfp.read(text, now)
-    local class, tokens, full, per_s, pinned, age = text:match("^(%a+) (%-?%d+) (%d+) ([%d.]+) ([%d.]+) ([%d.]+)%s*$")
+    local numbers = "^(%a+) (%-?%d+) (%d+) ([%d.]+) ([%d.]+) ([%d.]+) ([%d.]+)%s*$"
+    local class, tokens, full, per_s, load, pinned, age = text:match(numbers)
     if not class then
         return nil
     end
@@ -143,6 +150,7 @@ function nestedfp.read(text, now)
         tokens = tonumber(tokens),
         full = tonumber(full),
         per_s = tonumber(per_s),
+        load_share = tonumber(load),
         pinned_share = tonumber(pinned),
         at = now - tonumber(age),
     }

@@ -10,22 +10,25 @@ from math import inf
 STALE_S = 1.0  # an older report is none
 LAG_S = 0.03  # a request sent so shortly before a report may be missing in it
 SPARE = 2  # open requests by which a session's last replica may be ahead of the least loaded one
-# One pinned request lengthens all steps of its replica, so they meet: on one replica for each such share of what exact steps compute,
-# unless all of those are behind by so many times their full room.
-PINNED_SHARE, MOST_BEHIND = 0.6, 2.0
-CONSTANTS = f"{STALE_S} {LAG_S} {SPARE} {PINNED_SHARE} {MOST_BEHIND}"  # as route.lua takes them
+# A pinned request lengthens all steps of its replica. Where replicas compute more than LOAD_SHARE of what exact steps would, pinned
+# requests are packed: on one replica, and one more for each PINNED_SHARE that they take, unless all of these are MOST_BEHIND.
+LOAD_SHARE = 0.6  # of what exact steps compute, the mean of the replicas
+PINNED_SHARE = 0.45
+MOST_BEHIND = 2.0  # times the full room
+CONSTANTS = f"{STALE_S} {LAG_S} {SPARE} {LOAD_SHARE} {PINNED_SHARE} {MOST_BEHIND}"  # as route.lua takes them
 
 
 @dataclass(frozen=True, slots=True)
 class RoomReport:
-    """What a replica said: its class, the prompt tokens it can take, how fast that grows back to its full room, and which share of
-    what exact steps compute pinned requests take."""
+    """What a replica said: its class, the prompt tokens it can take, how fast that grows back to its full room, and its load, of all
+    and of pinned requests: shares of what exact steps compute."""
 
     exact: bool
     tokens: int
     full: int
     per_s: float
     at_s: float
+    load_share: float = 0.0
     pinned_share: float = 0.0
 
 
@@ -68,7 +71,7 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
     if wanted != "fast" and (found := _roomiest(exact, tokens, last, now_s)):
         return found
     if wanted == "exact":
-        fast = _met(fast, now_s)
+        fast = _for_pinned(fast, now_s)
     pinned = wanted == "exact" and bool(exact)
     pool = exact if pinned or not fast else fast
     if not pool:
@@ -88,15 +91,17 @@ def choose(servers: Sequence[Server], wanted: str | None, tokens: int, last: str
     return _roomiest(fast, tokens, last, now_s) or _roomiest(anybody, -inf, None, now_s) or first
 
 
-def _met(servers: list[Server], now_s: float) -> list[Server]:
-    """Return those that pinned requests are for."""
-    reports = [server.report for server in servers]
-    few = 1 + int(sum([report.pinned_share for report in reports if report is not None]) / PINNED_SHARE)
-    for server, report in zip(servers[:few], reports[:few], strict=True):
-        room = server.room(now_s)
-        if room is None or report is None or room >= -MOST_BEHIND * report.full:
-            return servers[:few]
-    return servers
+def _for_pinned(servers: list[Server], now_s: float) -> list[Server]:
+    """Return the servers that take pinned requests now."""
+    said = [(each.report, room) for each in servers if each.report and (room := each.room(now_s)) is not None]
+    load_share = pinned_share = 0.0
+    for report, _ in said:
+        load_share, pinned_share = load_share + report.load_share, pinned_share + report.pinned_share
+    if len(said) < len(servers) or load_share < LOAD_SHARE * len(servers):
+        return servers
+    few = 1 + int(pinned_share / PINNED_SHARE)
+    are_behind = all(room < -MOST_BEHIND * report.full for report, room in said[:few])
+    return servers if are_behind else servers[:few]
 
 
 def _roomiest(servers: Sequence[Server], tokens: float, last: str | None, now_s: float) -> Server | None:

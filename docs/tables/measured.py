@@ -175,13 +175,6 @@ def experts(name: str) -> str:
     return _with_conditions(name, markdown(headings, rows))
 
 
-def directives(name: str) -> str:
-    """Return how long a directive takes until the last replica has acknowledged it."""
-    rows = _rows(name)
-    told = [f"{each:.1f}" for each in np.percentile([float(row["last_ack_ms"]) for row in rows], (50, 90, 99))]
-    return markdown(["", "replicas", "p50, ms", "p90", "p99"], [[f"`{name}.csv`", rows[0]["replicas"], *told]])
-
-
 TABLES = {
     "gemm": gemm,
     "mixed_rows": mixed_rows,
@@ -189,5 +182,4 @@ TABLES = {
     "http": http,
     "portable": portable,
     "experts": experts,
-    "directives": directives,
 }

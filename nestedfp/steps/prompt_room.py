@@ -23,12 +23,14 @@ class PromptRoom:
         tokens: of prompts that come now; below zero, as many are late already.
         full_tokens: the same of an engine without a line.
         tokens_per_s: how fast the room grows back.
-        pinned_share: of what exact steps compute in a second, that pinned requests took lately.
+        load_share: what was computed lately, of what exact steps compute; above 1 where it took fast ones.
+        pinned_share: the same of pinned requests.
     """
 
     tokens: int
     full_tokens: int
     tokens_per_s: float
+    load_share: float = 0.0
     pinned_share: float = 0.0
 
 

@@ -48,7 +48,7 @@ class StepWatch:
         line_tokens: int,
         ends_s: float,
         slack_s: float,
-        pinned_rows_per_s: float,
+        rows_per_s: tuple[float, float],
     ) -> PromptRoom | None:
         """Return what the engine can take now; None: the rule does not ask.
 
@@ -60,22 +60,23 @@ class StepWatch:
             line_tokens: of prompts, still to be computed.
             ends_s: when the steps on their way end; a time that has passed where there are none.
             slack_s: until the first of the next tokens is due; infinity: nothing decodes.
-            pinned_rows_per_s: that pinned requests took lately.
+            rows_per_s: that were computed lately, of all and of pinned requests.
         """
         if rule.room_ttft_s is None or rule.exact_step_s is None or not self.times.are_measured:
             return None
         ttft_s, step_s = self.margin.within(mode, rule.room_ttft_s), rule.exact_step_s
         chunk = self.times.prompt_tokens_within(mode, step_s, decodes, self._budget_tokens)
         took_s = self.times.predicted_s(mode, decodes + chunk, with_prompts=True)
-        pinned_share = pinned_rows_per_s / max(1.0, self.capacity_tokens_per_s(rule, Mode.FP16) or 0.0)
+        exact_per_s = max(1.0, self.capacity_tokens_per_s(rule, Mode.FP16) or 0.0)
+        shares = [each / exact_per_s for each in rows_per_s]
         if chunk == 0 or took_s <= 0:
-            room = PromptRoom(-line_tokens, 0, 0.0, pinned_share)
+            room = PromptRoom(-line_tokens, 0, 0.0, *shares)
         else:
             per_s = chunk / took_s
             full = max(0, int(per_s * (ttft_s - took_s)))
             # One more prompt would have the decodes wait for too long a step.
             left = int(per_s * (ttft_s - took_s - max(0.0, ends_s - now_s))) if slack_s >= took_s else 0
-            room = PromptRoom(left - line_tokens, full, per_s, pinned_share)
+            room = PromptRoom(left - line_tokens, full, per_s, *shares)
         self.margin.said(mode, rule.room_ttft_s, room)
         return room
 

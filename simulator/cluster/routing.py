@@ -37,7 +37,15 @@ class LeastConnections:
             server.report = (
                 None
                 if room is None
-                else RoomReport(exact, room.tokens, room.full_tokens, room.tokens_per_s, now_s, room.pinned_share)
+                else RoomReport(
+                    exact,
+                    room.tokens,
+                    room.full_tokens,
+                    room.tokens_per_s,
+                    now_s,
+                    room.load_share,
+                    room.pinned_share,
+                )
             )
 
     def send(self, now_s: float, request: SimRequest) -> bool:

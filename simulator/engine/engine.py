@@ -83,7 +83,7 @@ class Engine(HoldingByRow):
             line_tokens=self.waiting_tokens,
             ends_s=ends_s,
             slack_s=self._slack_s(now_s),
-            pinned_rows_per_s=self._rows.load.pinned_rows_per_s(now_s),
+            rows_per_s=self._rows.load.rows_per_s(now_s),
         )
 
     def _slack_s(self, now_s: float) -> float:

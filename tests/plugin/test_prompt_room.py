@@ -21,11 +21,11 @@ RULE = {"exact_step_s": 0.03, "room_ttft_s": 0.165}
 TAKEN_S = RoomMargin().within(Mode.FP16, RULE["room_ttft_s"])  # by an engine that has learnt nothing
 
 
-def room(mode=Mode.FP16, *, ttft_s=0.165, decodes=0, line_tokens=0, busy_s=0.0, slack_s=inf, pinned_rows_per_s=0.0):
+def room(mode=Mode.FP16, *, ttft_s=0.165, decodes=0, line_tokens=0, busy_s=0.0, slack_s=inf, rows_per_s=(0.0, 0.0)):
     """The room for first tokens within so many seconds, in steps of 30 ms."""
     rule = StepRule(exact_step_s=0.03, room_ttft_s=ttft_s / (1 - USUAL_MARGIN))
     given = {"decodes": decodes, "line_tokens": line_tokens, "ends_s": busy_s, "slack_s": slack_s}
-    given["pinned_rows_per_s"] = pinned_rows_per_s
+    given["rows_per_s"] = rows_per_s
     return StepWatch(2048, COSTS).room(rule, mode, 0.0, **given)
 
 
@@ -175,27 +175,34 @@ def test_an_exact_engine_takes_less_once_first_tokens_have_come_late(clocks, eng
         assert (left < 0.8 * before) == (ago_s > 0), left
 
 
-def test_an_engine_says_which_share_of_exact_steps_pinned_requests_take(clocks, engine):
-    assert room(pinned_rows_per_s=2500.0).pinned_share == pytest.approx(2500 / (250 / 0.03), rel=0.01)
+def test_an_engine_says_its_load_and_that_of_pinned_requests_as_shares_of_what_exact_steps_compute(clocks, engine):
+    found = room(rows_per_s=(5000.0, 2500.0))
+    assert (found.load_share, found.pinned_share) == pytest.approx((5000 / (250 / 0.03), 2500 / (250 / 0.03)), rel=0.01)
     engine.direct("auto", ttft_deadline_s=0.1, tpot_deadline_s=0.03, **RULE)
 
-    def share_after(request):
+    def shares():
+        said = engine.scheduler.nestedfp_stats()["room"]
+        return said["load_share"], said["pinned_share"]
+
+    def shares_after(request):
         engine.add(request)
         while engine.scheduler.running or engine.scheduler.waiting:
             clocks.pass_(0.01)
             engine.step()
-        return engine.scheduler.nestedfp_stats()["room"]["pinned_share"]
+        return shares()
 
-    assert share_after(engine_request("other", 200)) == 0.0
-    assert (first := share_after(engine_request("pinned", 200, extra_args={"precision": "fp16"}))) > 0.0
+    load, pinned = shares_after(engine_request("other", 200))
+    assert load > pinned == 0.0
+    load, pinned = shares_after(engine_request("pinned", 200, extra_args={"precision": "fp16"}))
+    assert load > pinned > 0.0
     clocks.pass_(10.0)
-    assert engine.scheduler.nestedfp_stats()["room"]["pinned_share"] < 0.1 * first
+    assert shares() < (0.1 * load, 0.1 * pinned)
 
 
 def test_the_page_says_the_class_and_the_room():
-    said = {"tokens": -3, "full_tokens": 1100, "tokens_per_s": 8333.33, "pinned_share": 0.25}
+    said = {"tokens": -3, "full_tokens": 1100, "tokens_per_s": 8333.33, "load_share": 1.5, "pinned_share": 0.25}
     said = {"room": said, "directive": "fp16"}
-    assert room_page("fp16", said, 0.05).body == b"exact -3 1100 8333.3 0.250 0.050\n"
+    assert room_page("fp16", said, 0.05).body == b"exact -3 1100 8333.3 1.500 0.250 0.050\n"
     assert room_page("auto", {**said, "directive": "auto"}, 0.05).body.startswith(b"fast ")
     assert room_page("auto", said, 0.05).status == 404, "the engine has not followed yet"
     assert room_page("fp16", {**said, "room": None}, 0.0).status == room_page("fp16", None, 0.0).status == 404

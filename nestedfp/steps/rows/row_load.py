@@ -46,8 +46,7 @@ class RowLoad:
         now_s, step_s, budget_tokens = state.now_s, state.step_s, state.budget_tokens
         if self._at_s is not None:
             passed_s = max(0.0, now_s - self._at_s)
-            self._rows_per_s *= exp(-passed_s / LOAD_S)
-            self._pinned_rows_per_s = self.pinned_rows_per_s(now_s)
+            self._rows_per_s, self._pinned_rows_per_s = self.rows_per_s(now_s)
             self._ended *= exp(-passed_s / LATE_S)
             self._late *= exp(-passed_s / LATE_S)
         self._at_s = now_s
@@ -78,7 +77,7 @@ class RowLoad:
         self._ended += len(ended)
         self._late += len([prompt for prompt in ended if prompt.due_s < state.now_s])
 
-    def pinned_rows_per_s(self, now_s: float) -> float:
-        """Return how many rows of pinned requests were computed in a second."""
-        passed_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
-        return self._pinned_rows_per_s * exp(-passed_s / LOAD_S)
+    def rows_per_s(self, now_s: float) -> tuple[float, float]:
+        """Return how many rows were computed in a second, of all and of pinned requests."""
+        left = 1.0 if self._at_s is None else exp(-max(0.0, now_s - self._at_s) / LOAD_S)
+        return self._rows_per_s * left, self._pinned_rows_per_s * left

@@ -52,6 +52,32 @@ class NestedLinearBase(LinearMethodBase):
         self.is_exact = is_exact
         self.plain = UnquantizedLinearMethod()
 
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        shape = (sum(output_partition_sizes), input_size_per_partition)
+        self.hold(layer, shape, params_dtype, extra_weight_attrs.get("weight_loader"))
+
+    def hold(self, layer: torch.nn.Module, shape: tuple[int, int], dtype: torch.dtype, loader: Any) -> None:
+        """Register the parameters that the checkpoint's weights are loaded into."""
+        raise NotImplementedError
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        if not getattr(layer, "_already_called_process_weights_after_loading", False):
+            self.take(layer)
+            layer._already_called_process_weights_after_loading = True
+
+    def take(self, layer: torch.nn.Module) -> None:
+        """Make what was loaded the operator's operands."""
+        self.finish(layer)
+
     def finish(self, layer: torch.nn.Module) -> None:
         """Nest ``layer.weight``, a whole FP16 weight, or keep it plain where the format cannot hold it.
 
@@ -126,26 +152,9 @@ class OnlineNestedLinear(NestedLinearBase):
 
     uses_meta_device = True
 
-    def create_weights(
-        self,
-        layer: torch.nn.Module,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        shape = (sum(output_partition_sizes), input_size_per_partition)
-        weight = torch.empty(shape, device="meta", dtype=params_dtype)
-        layer.register_parameter("weight", _loaded_by(extra_weight_attrs.get("weight_loader"), weight))
+    def hold(self, layer: torch.nn.Module, shape: tuple[int, int], dtype: torch.dtype, loader: Any) -> None:
+        layer.register_parameter("weight", _loaded_by(loader, torch.empty(shape, device="meta", dtype=dtype)))
         initialize_online_processing(layer)
-
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        if getattr(layer, "_already_called_process_weights_after_loading", False):
-            return
-        self.finish(layer)
-        layer._already_called_process_weights_after_loading = True
 
 
 class StoredNestedLinear(NestedLinearBase):
@@ -156,34 +165,20 @@ class StoredNestedLinear(NestedLinearBase):
     for such layers.
     """
 
-    def create_weights(
-        self,
-        layer: torch.nn.Module,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        shape = (sum(output_partition_sizes), input_size_per_partition)
-        loader = extra_weight_attrs.get("weight_loader")
+    def hold(self, layer: torch.nn.Module, shape: tuple[int, int], dtype: torch.dtype, loader: Any) -> None:
         for name in ("weight_upper", "weight_lower"):
             layer.register_parameter(name, _loaded_by(loader, torch.full(shape, UNLOADED, dtype=torch.uint8)))
 
         def load_plain(param: Parameter, loaded_weight: torch.Tensor, *args: Any) -> None:
             if layer.nestedfp_scratch is None:
-                nan = torch.full(shape, torch.nan, dtype=params_dtype, device=layer.weight_upper.device)
+                nan = torch.full(shape, torch.nan, dtype=dtype, device=layer.weight_upper.device)
                 layer.nestedfp_scratch = _loaded_by(loader, nan)
             loader(layer.nestedfp_scratch, loaded_weight, *args)
 
         layer.nestedfp_scratch = None
-        weight = torch.empty(shape, device="meta", dtype=params_dtype)
-        layer.register_parameter("weight", _loaded_by(load_plain, weight))
+        layer.register_parameter("weight", _loaded_by(load_plain, torch.empty(shape, device="meta", dtype=dtype)))
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        if getattr(layer, "_already_called_process_weights_after_loading", False):
-            return
+    def take(self, layer: torch.nn.Module) -> None:
         upper, lower, scratch = layer.weight_upper.data, layer.weight_lower.data, layer.nestedfp_scratch
         del layer.nestedfp_scratch
         if scratch is None:
@@ -202,7 +197,6 @@ class StoredNestedLinear(NestedLinearBase):
                 layer.register_parameter(name, None)
             layer.weight = Parameter(torch.where(plain, scratch.data, join(upper, lower)), requires_grad=False)
             self.finish(layer)
-        layer._already_called_process_weights_after_loading = True
 
 
 def require_loaded(prefix: str, upper: torch.Tensor) -> None:

@@ -39,8 +39,8 @@ def heard(*replicas):
 def pair(folder, replicas):
     """An exact replica with room for 1,000 tokens and a fast one for 2,000, behind HAProxy, which has heard of both."""
     exact, fast = replicas(ok("exact")), replicas(ok("fast"))
-    says(exact, "exact 1000 2000 0.0 0.0 0.000")
-    says(fast, "fast 2000 3000 0.0 0.0 0.000")
+    says(exact, "exact 1000 2000 0.0 0.0 0.0 0.000")
+    says(fast, "fast 2000 3000 0.0 0.0 0.0 0.000")
     with in_front(folder, app=[exact, fast]) as (_, port):
         up(port)
         # Without reports, requests without a load go to one after the other.
@@ -70,8 +70,8 @@ def test_a_prompt_goes_to_the_exact_replica_while_that_has_room_and_then_to_the_
 )
 def test_a_prompt_that_nobody_has_room_for_goes_to_the_replica_that_is_least_behind(pair, rooms, full, least_behind):
     exact, fast, port = pair
-    says(exact, f"exact {rooms[0]} {full} 0.0 0.0 0.000")
-    says(fast, f"fast {rooms[1]} 3000 0.0 0.0 0.000")
+    says(exact, f"exact {rooms[0]} {full} 0.0 0.0 0.0 0.000")
+    says(fast, f"fast {rooms[1]} 3000 0.0 0.0 0.0 0.000")
     heard(exact, fast)
     assert sent(port, body(150)) == least_behind
     assert sent(port, body(150), {"x-nestedfp-precision": "exact"}) == "exact", "pinned: it waits there for its turn"
@@ -95,8 +95,8 @@ def test_a_prompt_that_quotes_a_precision_asks_for_none(pair):
 
 def test_a_replica_that_became_fast_gets_no_more_of_them(pair):
     exact, fast, port = pair
-    says(exact, "fast 1000 2000 0.0 0.0 0.000")
-    says(fast, "exact 1000 2000 0.0 0.0 0.000")
+    says(exact, "fast 1000 2000 0.0 0.0 0.0 0.000")
+    says(fast, "exact 1000 2000 0.0 0.0 0.0 0.000")
     # HAProxy hears of the two one after the other; between that both are fast.
     assert wait_until(lambda: [sent(port, body(1)) for _ in range(5)] == ["fast"] * 5, 30, 0.05)
 
@@ -112,33 +112,39 @@ def test_where_nobody_says_anything_the_least_loaded_one_is_asked(pair):
     assert (count(exact, GENERATE) - before[0], count(fast, GENERATE) - before[1]) == (5, 5)
 
 
-def test_pinned_requests_meet_on_as_few_replicas_as_can_take_them(folder, replicas):
+def test_under_load_pinned_requests_are_packed_on_as_few_replicas_as_can_take_them(folder, replicas):
     names = ["a", "b", "c"]
     made = [replicas(ok(name)) for name in names]
 
-    def pinned_go_to():
-        return {sent(port, body(1), {"x-nestedfp-precision": "exact"}) for _ in range(6)}
+    def taken(**fields):
+        return {sent(port, body(1, **fields)) for _ in range(9)}
 
     with in_front(folder, app=made) as (_, port):
         up(port)
-        for shares, tokens, expected in (
-            ((0.1, 0.0, 0.0), 1000, 1),
-            ((0.5, 0.3, 0.0), 1000, 2),
-            ((0.6, 0.6, 0.6), 1000, 3),
-            ((0.1, 0.0, 0.0), -9000, 3),
+        for load_share, pinned_shares, tokens, expected in (
+            (0.7, (0.1, 0.0, 0.0), 1000, {"a"}),
+            (0.5, (0.1, 0.0, 0.0), 1000, set(names)),
+            (0.7, (0.4, 0.2, 0.0), 1000, {"a", "b"}),
+            (0.7, (0.4, 0.4, 0.4), 1000, set(names)),
+            (0.7, (0.1, 0.0, 0.0), -9000, set(names)),
         ):
-            for replica, share in zip(made, shares, strict=True):
-                says(replica, f"fast {tokens} 3000 0.0 {share} 0.000")
+            for replica, share in zip(made, pinned_shares, strict=True):
+                says(replica, f"fast {tokens} 3000 0.0 {load_share} {share} 0.000")
             heard(*made)
-            assert wait_until(lambda expected=expected: len(pinned_go_to()) == expected, 30)
-        assert len({sent(port, body(1)) for _ in range(6)}) == 3, "others go to all"
+            assert wait_until(lambda expected=expected: taken(precision="exact") == expected, 30)
+            assert taken() == set(names), "requests of no precision go to all"
+        says(made[0], "fast 1000 3000 0.0 0.7 0.1 0.000")
+        says(made[1], "fast 1000 3000 0.0 0.7 0.0 0.000")
+        says(made[2], None)
+        heard(*made)
+        assert wait_until(lambda: taken(precision="exact") == set(names), 30), "one that says nothing is not left out"
 
 
 def test_requests_of_a_session_meet_again(folder, replicas):
     names = ["a", "b", "c"]
     made = [replicas(ok(name)) for name in names]
     for replica in made:
-        says(replica, "fast 1000 2000 0.0 0.0 0.000")
+        says(replica, "fast 1000 2000 0.0 0.0 0.0 0.000")
     with in_front(folder, app=made) as (_, port):
         up(port)
         assert wait_until(lambda: {sent(port, body(1)) for _ in names} == set(names), 30)
@@ -164,6 +170,7 @@ def table(chance):
                 chance.choice([0, 300, 2000]),
                 chance.choice([0.0, 5000.0]),
                 chance.choice([9.95, 8.5]),
+                chance.choice([0.0, 0.7, 1.4]),
                 chance.choice([0.0, 0.1, 0.4, 0.7]),
             )
         recent = [(chance.choice([9.9, 9.94, 9.99]), chance.randint(1, 400)) for _ in range(chance.randint(0, 3))]
@@ -198,7 +205,7 @@ def as_lua(server):
     room = "nil"
     if report is not None:
         room = f"exact={lua(report.exact)}, tokens={report.tokens}, full={report.full}, per_s={report.per_s}, at={report.at_s}"
-        room = f"{{{room}, pinned_share={report.pinned_share}}}"
+        room = f"{{{room}, load_share={report.load_share}, pinned_share={report.pinned_share}}}"
     recent = ", ".join(f"{{at={at_s}, tokens={tokens}}}" for at_s, tokens in server.sent)
     return f"{{name={lua(server.name)}, open={server.open}, turn={server.turn}, room={room}, sent={{{recent}}}}}"
 
@@ -249,7 +256,7 @@ def test_a_request_that_the_chosen_replica_sends_elsewhere_is_answered_by_anothe
     exact, fast = replicas(lambda path, headers, body: (425, {}, b"{}")), replicas(ok("fast"))
     with in_front(folder, app=[exact, fast]) as (_, port):
         up(port, "/-/healthz")
-        says(exact, "exact 1000 2000 0.0 0.0 0.000")
+        says(exact, "exact 1000 2000 0.0 0.0 0.0 0.000")
         heard(exact)
         assert [sent(port, body(1)) for _ in range(10)] == ["fast"] * 10
         assert count(exact, GENERATE) == 10, "each was offered to it once"

@@ -110,7 +110,7 @@ class EngineControl(RequestClasses):
             line_tokens=waiting_tokens,
             ends_s=self._watch.ends_s,
             slack_s=self._slack_s(rule, now_s),
-            pinned_rows_per_s=self._rows.load.pinned_rows_per_s(now_s),
+            rows_per_s=self._rows.load.rows_per_s(now_s),
         )
         return {
             "exact_tokens_per_s": self._watch.capacity_tokens_per_s(rule, Mode.FP16),
