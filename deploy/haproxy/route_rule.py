@@ -20,8 +20,10 @@ CONSTANTS = f"{STALE_S} {LAG_S} {SPARE} {LOAD_SHARE} {PINNED_SHARE} {MOST_BEHIND
 
 @dataclass(frozen=True, slots=True)
 class RoomReport:
-    """What a replica said: its class, the prompt tokens it can take, how fast that grows back to its full room, and its load, of all
-    and of pinned requests: shares of what exact steps compute."""
+    """What a replica said: its class, the prompt tokens it can take, and how fast that grows back to its full room.
+
+    Its load, of all and of pinned requests, is a share of what exact steps compute.
+    """
 
     exact: bool
     tokens: int
