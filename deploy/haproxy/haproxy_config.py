@@ -162,7 +162,8 @@ def route_choice(backends: Sequence[Backend]) -> list[str]:
     """Return the line that loads ``route.lua`` with the replicas it chooses from."""
     words = []
     for backend in filter(takes_prompts, backends):
-        names = [name_of(line) for line in backend.servers if not is_backup(line)]
+        # Sorted, so that every HAProxy has them in the same order, which decides who takes pinned requests.
+        names = sorted([name_of(line) for line in backend.servers if not is_backup(line)])
         words.append(" ".join([backend.name, backend.prefix or "/", *names]))
     return [load_rule(words)] if words else []
 
