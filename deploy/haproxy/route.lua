@@ -66,7 +66,7 @@ local function roomiest(servers, tokens, last, now)
     return roomy and least_loaded(roomy)
 end
 
--- The servers that take pinned requests now.
+-- The servers that take pinned requests now: under load as few as can (route_rule.py says why).
 local function for_pinned(servers, now)
     local load_share, pinned_share = 0, 0
     for _, server in ipairs(servers) do

@@ -23,8 +23,8 @@ class PromptRoom:
         tokens: of prompts that come now; below zero, as many are late already.
         full_tokens: the same of an engine without a line.
         tokens_per_s: how fast the room grows back.
-        load_share: what was computed lately, of what exact steps compute; above 1 where it took fast ones.
-        pinned_share: the same of pinned requests.
+        load_share: rows computed in a second over those that exact steps compute; above 1 only with fast steps.
+        pinned_share: the same of pinned requests' rows.
     """
 
     tokens: int

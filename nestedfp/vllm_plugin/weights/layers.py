@@ -4,6 +4,7 @@ Both end with the same layer state, read by the one operator ``nestedfp::linear`
 and reads the precision when it runs, so one compiled model serves both modes.
 """
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -63,18 +64,20 @@ class NestedLinearBase(LinearMethodBase):
         **extra_weight_attrs: Any,
     ) -> None:
         shape = (sum(output_partition_sizes), input_size_per_partition)
-        self.hold(layer, shape, params_dtype, extra_weight_attrs.get("weight_loader"))
+        self.create_parameters(layer, shape, params_dtype, extra_weight_attrs.get("weight_loader"))
 
-    def hold(self, layer: torch.nn.Module, shape: tuple[int, int], dtype: torch.dtype, loader: Any) -> None:
+    @abstractmethod
+    def create_parameters(
+        self, layer: torch.nn.Module, shape: tuple[int, int], dtype: torch.dtype, loader: Any
+    ) -> None:
         """Register the parameters that the checkpoint's weights are loaded into."""
-        raise NotImplementedError
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         if not getattr(layer, "_already_called_process_weights_after_loading", False):
-            self.take(layer)
+            self.finish_loading(layer)
             layer._already_called_process_weights_after_loading = True
 
-    def take(self, layer: torch.nn.Module) -> None:
+    def finish_loading(self, layer: torch.nn.Module) -> None:
         """Make what was loaded the operator's operands."""
         self.finish(layer)
 
@@ -152,7 +155,9 @@ class OnlineNestedLinear(NestedLinearBase):
 
     uses_meta_device = True
 
-    def hold(self, layer: torch.nn.Module, shape: tuple[int, int], dtype: torch.dtype, loader: Any) -> None:
+    def create_parameters(
+        self, layer: torch.nn.Module, shape: tuple[int, int], dtype: torch.dtype, loader: Any
+    ) -> None:
         layer.register_parameter("weight", _loaded_by(loader, torch.empty(shape, device="meta", dtype=dtype)))
         initialize_online_processing(layer)
 
@@ -165,7 +170,9 @@ class StoredNestedLinear(NestedLinearBase):
     for such layers.
     """
 
-    def hold(self, layer: torch.nn.Module, shape: tuple[int, int], dtype: torch.dtype, loader: Any) -> None:
+    def create_parameters(
+        self, layer: torch.nn.Module, shape: tuple[int, int], dtype: torch.dtype, loader: Any
+    ) -> None:
         for name in ("weight_upper", "weight_lower"):
             layer.register_parameter(name, _loaded_by(loader, torch.full(shape, UNLOADED, dtype=torch.uint8)))
 
@@ -178,7 +185,7 @@ class StoredNestedLinear(NestedLinearBase):
         layer.nestedfp_scratch = None
         layer.register_parameter("weight", _loaded_by(load_plain, torch.empty(shape, device="meta", dtype=dtype)))
 
-    def take(self, layer: torch.nn.Module) -> None:
+    def finish_loading(self, layer: torch.nn.Module) -> None:
         upper, lower, scratch = layer.weight_upper.data, layer.weight_lower.data, layer.nestedfp_scratch
         del layer.nestedfp_scratch
         if scratch is None:

@@ -134,7 +134,7 @@ def test_under_load_pinned_requests_are_packed_on_as_few_replicas_as_can_take_th
                 says(replica, f"fast {tokens} 3000 0.0 {load_share} {share} 0.000")
             heard(*made)
             assert wait_until(lambda expected=expected: taken(precision="exact") == expected, 30)
-            assert taken() == set(names), "requests of no precision go to all"
+            assert wait_until(lambda: taken() == set(names), 30), "requests of no precision go to all"
         says(made[0], "fast 1000 3000 0.0 0.7 0.1 0.000")
         says(made[1], "fast 1000 3000 0.0 0.7 0.0 0.000")
         says(made[2], None)
