@@ -256,13 +256,14 @@ def model_obstacles(config: "VllmConfig") -> list[str]:
     from vllm.platforms import current_platform
 
     model, parallel, is_cpu = config.model_config, config.parallel_config, current_platform.is_cpu()
-    found = []
+    experts, found = PluginOptions.of(config).experts, []
+    nests_experts = experts == "nested" or (is_cpu and experts == "auto")
     if config.lora_config is not None:
-        if model.is_moe or model.use_mla:
-            kind = "experts" if model.is_moe else "latent attention"
+        if model.use_mla or (model.is_moe and (is_cpu or nests_experts)):
+            kind = "latent attention" if model.use_mla else "nested experts" if nests_experts else "experts on a CPU"
             found.append(
-                f"nestedfp serves LoRA adapters on dense models only, and this one has {kind}; set enable_lora=False or merge the "
-                "adapter's weights"
+                f"nestedfp serves no LoRA adapters on a model with {kind}; set enable_lora=False, merge the adapter's weights"
+                + (" or set the option experts to 'plain'" if nests_experts and not (is_cpu or model.use_mla) else "")
             )
         if not is_cpu and os.environ.get("VLLM_LORA_ENABLE_DUAL_STREAM", "0") not in ("", "0"):
             found.append(
@@ -276,9 +277,6 @@ def model_obstacles(config: "VllmConfig") -> list[str]:
             "nestedfp serves no sparse latent attention (index_topk in config.json): vLLM's kernels for it compute in BF16; serve "
             "the model without quantization='nestedfp'"
         )
-    nests_experts = PluginOptions.of(config).experts == "nested" or (
-        is_cpu and PluginOptions.of(config).experts == "auto"
-    )
     if model.is_moe and parallel.data_parallel_size > 1 and nests_experts:
         found.append(
             "nested experts need one precision on all ranks that share them, and data-parallel ranks choose each for itself; set "

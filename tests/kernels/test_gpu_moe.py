@@ -9,8 +9,10 @@ import sys
 import warnings
 from pathlib import Path
 
+import adapters
 import pytest
 import torch
+from greedy import assert_same_greedy_tokens
 from processes import run_json
 
 from nestedfp.format import split, upper_to_float
@@ -98,14 +100,58 @@ def test_experts_of_other_ranks_add_nothing():
     assert (fast - expected).float().square().mean().sqrt() < 0.08 * expected.float().std()
 
 
-@pytest.mark.engine
-def test_an_engine_serves_both_classes_with_nested_experts(tmp_path):
+def tiny_model(folder):
+    """Write a random Qwen3-MoE model; return its folder and tensors."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin"))
-    from test_experts import FAMILIES, PROMPTS, random_tensors, write
+    from test_experts import FAMILIES, random_tensors, write
 
     tensors = {name: tensor.clamp(-1.5, 1.5) for name, tensor in random_tensors("qwen3").items()}
-    config = json.loads(json.dumps(FAMILIES["qwen3"][0]))
-    folder = write(tmp_path / "model", config, tensors)
+    return write(folder, json.loads(json.dumps(FAMILIES["qwen3"][0])), tensors), tensors
+
+
+def adapter(folder, tensors, seed):
+    """Write an adapter of every linear layer, those of the experts too."""
+    layers = [name for name in tensors if "_proj" in name]
+    generator, found = torch.Generator().manual_seed(seed), {}
+    for name in layers:
+        n, k = tensors[name].shape
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        found[f"{stem}.lora_A.weight"] = (torch.randn(4, k, generator=generator) * k**-0.5).half()
+        found[f"{stem}.lora_B.weight"] = (torch.randn(n, 4, generator=generator) * 0.1).half()
+    return adapters.save(folder, found)
+
+
+@pytest.mark.engine
+def test_adapters_of_experts_change_exact_and_fast_answers_as_plain_vllms(tmp_path):
+    folder, tensors = tiny_model(tmp_path / "model")
+    from test_experts import PROMPTS
+
+    served = [None, *((name, i, adapter(tmp_path / name, tensors, i)) for i, name in ((1, "a"), (2, "b")))]
+    each = {"prompts": PROMPTS[:1] * 3, "max_tokens": 12, "adapters": served}
+    common = {
+        "model": str(folder),
+        "enable_lora": True,
+        "max_loras": 2,
+        "max_lora_rank": 8,
+        "gpu_memory_utilization": 0.3,
+        "enable_prefix_caching": False,
+    }
+    runs = [{"mode": "fp16", **each}, {"mode": "fp8", **each}]
+    nested = {"engines": [{**common, "quantization": "nestedfp"}], "runs": runs}
+    ((exact, fast),) = run_json("engine_scenario.py", nested)["engines"]
+    plain = {"engines": [common], "runs": runs[:1], "nested": False}
+    ((expected,),) = run_json("engine_scenario.py", plain)["engines"]
+    assert_same_greedy_tokens(exact, expected)
+    firsts = [each[0][0] for each in exact["logprobs"]]
+    assert len(set(firsts)) == 3, "every adapter changes the answer"
+    assert firsts != [each[0][0] for each in fast["logprobs"]] == [pytest.approx(first, abs=0.25) for first in firsts]
+
+
+@pytest.mark.engine
+def test_an_engine_serves_both_classes_with_nested_experts(tmp_path):
+    folder, _ = tiny_model(tmp_path / "model")
+    from test_experts import PROMPTS
+
     runs = [
         {"mode": "fp16", "prompts": PROMPTS},
         {"mode": "fp8", "prompts": PROMPTS},

@@ -44,7 +44,7 @@ REFUSED = [  # arguments, what is said, and who is asked
     ({"dtype": "bfloat16"}, "set dtype='float16'"),
     (
         {"model": "MODELS/experts", **DUMMY, "enable_lora": True},
-        "LoRA adapters on dense models only, and this one has experts; set enable_lora=False",
+        "no LoRA adapters on a model with nested experts; set enable_lora=False",
     ),
     (
         {"speculative_config": {"model": MODEL, "num_speculative_tokens": 2}},
