@@ -14,7 +14,7 @@ RESIDUAL_BIAS = 127
 # In a 32-bit register lie two weights, upper above recoded lower. Half of the inverted magnitudes, added, takes them from where
 # the permute put them (times 256) and leaves them where they belong (times 128); the constant cancels what the inversion added,
 # the bias, and the carry from one weight into the other.
-_JOIN = tl.constexpr(
+JOIN = tl.constexpr(
     """
     {
         .reg .b32 a, b, c, d;
@@ -40,7 +40,7 @@ def recode(lower: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _join(upper, lower):  # type: ignore[no-untyped-def]
-    return tl.inline_asm_elementwise(_JOIN, "=r,=r,r,r", [upper, lower], dtype=tl.float16, is_pure=True, pack=4)
+    return tl.inline_asm_elementwise(JOIN, "=r,=r,r,r", [upper, lower], dtype=tl.float16, is_pure=True, pack=4)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

