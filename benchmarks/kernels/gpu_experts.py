@@ -1,27 +1,30 @@
-"""Times a layer of nested experts on a GPU against vLLM's own -> benchmarks/results/h200-experts.csv.
+"""Times the products of a layer of experts on a GPU, with each tile of this project's, against vLLM's -> h200-experts.csv.
 
-python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (or mixtral-8x7b; a minute each, most of it Triton compiling)
+python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (or mixtral-8x7b; a minute or two each, most of it compiling)
 
-Prints at each size whether the exact layer has the bits of vLLM's. Systems, microseconds of a whole layer without its router
-(median of CUDA graph replays, weights beyond L2); one that this vLLM has no kernel for is named and left out:
-    fp16          vLLM's Triton experts with FP16 weights
-    exact         both planes joined in registers, vLLM's tiles
-    fp8           vLLM's Triton experts with FP8 weights, scales per channel and token
-    fast          the upper planes by that kernel, rounded to FP16 instead of BF16
+Systems, microseconds of a product (CUDA graph replays; the experts chosen change from launch to launch):
+    fp16, fp8       vLLM's Triton kernel with FP16 weights, and with FP8 weights and scales per channel and token; vLLM's own tiles
+    exact, fast     nested weights in each precision, with the tiles that ``nestedfp.kernels.expert_tiles`` chooses
+    exact_other, fast_other     with those that it chooses for other sizes
 """
 
 import argparse
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import torch
+from vllm import _custom_ops
+from vllm.model_executor.layers.fused_moe import fused_moe
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
-from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
 
 from benchmarks.kernels.gpu_timing import window_us
 from benchmarks.results_csv import heading, merge
-from nestedfp.format import UPPER_SCALE, split
+from nestedfp.format import split
+from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
 from nestedfp.vllm_plugin.weights.experts import experts_gpu
 from nestedfp.vllm_plugin.weights.experts.experts_gpu import Choice, Stack
 
@@ -29,8 +32,11 @@ MODELS = {
     "qwen3-30b-a3b": (128, 2048, 768, 8),
     "mixtral-8x7b": (8, 4096, 14336, 2),
 }  # experts, hidden, intermediate, chosen
-TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
+TOKENS = (1, 16, 64, 256, 512, 1024, 2048, 4096)
 WINDOW_US = 20_000.0
+ROUNDS = 2  # over all systems, since a GPU that gets hot gets slower
+MOST_TILES_HIGH = 8  # times the rows of an expert: higher tiles compute padding, lower ones read weights as often
+COLUMNS = ("model", "tokens", "product", "system", "tiles", "us")
 
 
 def random_stack(experts: int, n: int, k: int) -> tuple[torch.Tensor, Stack]:
@@ -51,36 +57,38 @@ def random_choice(tokens: int, experts: int, chosen: int) -> Choice:
     return Choice(weights / weights.sum(-1, keepdim=True), ids.int(), None, MoEActivation.SILU)
 
 
-def systems(
-    x: torch.Tensor, weights: list[torch.Tensor], stacks: list[Stack], choice: Choice
-) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return how to run each system."""
-    w13, w2 = stacks
-    scales = [torch.full((len(s.upper), s.upper.shape[1], 1), 1 / UPPER_SCALE, device="cuda") for s in stacks]
-    fp8 = fp8_w8a8_moe_quant_config(scales[0], scales[1], per_act_token_quant=True, per_out_ch_quant=True)
-    uppers = [s.upper.view(torch.float8_e4m3fn) for s in stacks]
-    routing = (choice.weights, choice.ids)
-    return {
-        "fp16": lambda: fused_experts(x, *weights, *routing),
-        "exact": lambda: experts_gpu.exact(x, w13, w2, choice),
-        "fp8": lambda: fused_experts(x, *uppers, *routing, quant_config=fp8),
-        "fast": lambda: experts_gpu.fast(x, w13, w2, choice),
-    }
+def products(
+    a: torch.Tensor, weight: torch.Tensor, stack: Stack, chosen: int, peers: dict[str, dict[str, int]]
+) -> list[tuple[str, dict[str, int], Callable[[torch.Tensor, Any], None]]]:
+    """Return system, tiles, and how to compute a product for the places of a choice."""
+    codes, scale = _custom_ops.scaled_fp8_quant(a, use_per_token_if_dynamic=True)
+    upper, scales, interleaved = (
+        stack.upper.view(torch.float8_e4m3fn),
+        (scale, stack.scales),
+        experts_grouped.interleave(a),
+    )
 
+    def fp16(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
+        experts_gpu.vllms_product(a, weight, c, None, placed, chosen, tiles, None)
 
-def measured(runs: dict[str, Callable[[], torch.Tensor]]) -> dict[str, float]:
-    """Return microseconds by system; says which one this vLLM lacks a kernel for, and whether exact has the bits of fp16."""
-    found, times_us = {}, {}
-    for name, run in runs.items():
-        try:
-            found[name] = run()  # compiles
-            times_us[name] = window_us(lambda _, run=run: run(), 1, WINDOW_US)
-        except Exception as error:  # as Triton, CUDA and vLLM say it
-            print(f"{name}: no kernel that runs here, left out: {type(error).__name__}: {str(error)[:300]}", flush=True)
-    if {"fp16", "exact"} <= found.keys():
-        different = int((found["exact"] != found["fp16"]).sum())
-        print(f"exact: {different} of {found['exact'].numel()} values have other bits than fp16's", flush=True)
-    return times_us
+    def fp8(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
+        experts_gpu.vllms_product(codes, upper, c, None, placed, chosen, tiles, scales)
+
+    def exact(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
+        experts_triton.product(a, stack.upper, stack.lower, c, None, *placed, chosen, tiles)
+
+    def grouped(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
+        operands = (interleaved, stack.upper, stack.lower, c, None, *placed, chosen)
+        experts_grouped.product(*operands, tiles, interleaved=False)
+
+    found = [("fp16", peers["fp16"], fp16), ("fp8", peers["fp8"], fp8)]
+    found += [("fast", tiles, fp8) for tiles in expert_tiles.FAST] + [
+        ("exact", tiles, exact) for tiles in expert_tiles.EXACT
+    ]
+    can = [tiles for tiles in expert_tiles.GROUPED if expert_tiles.unrolled(a.shape[1], tiles["BLOCK_SIZE_K"])]
+    return [
+        (name, tiles, partial(run, tiles)) for name, tiles, run in [*found, *(("exact", each, grouped) for each in can)]
+    ]
 
 
 def main() -> None:
@@ -92,14 +100,36 @@ def main() -> None:
     experts, hidden, intermediate, chosen = MODELS[given.model]
     torch.manual_seed(0)
     made = [random_stack(experts, 2 * intermediate, hidden), random_stack(experts, hidden, intermediate)]
-    weights, stacks = [weight for weight, _ in made], [stack for _, stack in made]
+    shapes = [weight.shape for weight, _ in made]
     for tokens in TOKENS:
-        x = torch.randn(tokens, hidden, device="cuda", dtype=torch.float16)
-        runs = systems(x, weights, stacks, random_choice(tokens, experts, chosen))
-        rows = [(given.model, tokens, name, f"{us:.1f}") for name, us in measured(runs).items()]
-        print(*rows, sep="\n", flush=True)
-        keys = ("model", "tokens", "system")
-        merge(given.out, (*keys, "us"), keys, rows, heading())
+        peers = {
+            name: fused_moe.try_get_optimal_moe_config(*shapes, chosen, dtype, tokens)
+            for name, dtype in (("fp16", None), ("fp8", "fp8_w8a8"))
+        }
+        rows_of_each = tokens * chosen / experts
+        ks = (hidden, intermediate)
+        ours = {"exact": expert_tiles.exact(rows_of_each, ks)[1], "fast": expert_tiles.fast(rows_of_each, ks)}
+        choices = [random_choice(tokens, experts, chosen) for _ in range(16 if tokens <= 16 else 4)]
+        sizes = {"gate_up": (tokens, hidden, chosen), "down": (tokens * chosen, intermediate, 1)}
+        for (product, (rows, k, each)), (weight, stack) in zip(sizes.items(), made, strict=True):
+            a = torch.randn(rows, k, device="cuda", dtype=torch.float16)
+            c = torch.empty(tokens, chosen, weight.shape[1], device="cuda", dtype=torch.float16)
+            times: dict[tuple[str, str], list[float]] = defaultdict(list)
+            for system, tiles, run in products(a, weight, stack, each, peers) * ROUNDS:
+                high = tiles["BLOCK_SIZE_M"]
+                if system not in peers and not high / MOST_TILES_HIGH <= max(rows_of_each, 2) <= high * MOST_TILES_HIGH:
+                    continue
+                placed = [experts_gpu.places(tokens, experts, choice, tiles) for choice in choices]
+
+                def launch(i: int, run: Any = run, c: torch.Tensor = c, placed: list[Any] = placed) -> None:
+                    run(c, placed[i % len(placed)])
+
+                is_other = system in ours and tiles != ours[system][product == "down"]
+                named = f"{system}_other" if is_other else system
+                times[named, expert_tiles.name(tiles)].append(window_us(launch, len(placed), WINDOW_US))
+            found = [(given.model, tokens, product, *key, f"{mean(us):.1f}") for key, us in times.items()]
+            print(*found, sep="\n", flush=True)
+            merge(given.out, COLUMNS, COLUMNS[:-1], found, heading())
 
 
 if __name__ == "__main__":

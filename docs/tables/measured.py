@@ -1,6 +1,7 @@
 """Kernels, engines and the HTTP path, from benchmarks/results/*.csv."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -159,19 +160,21 @@ def portable(name: str) -> str:
 
 
 def experts(name: str) -> str:
-    """Return times of a layer of experts, microseconds."""
-    rows = [
-        [
-            model,
-            tokens,
-            f"{us['fp16']:.0f}",
-            f"{us['exact']:.0f} ({us['fp16'] / us['exact']:.2f})",
-            f"{us['fp8']:.0f}",
-            f"{us['fast']:.0f} ({us['fp8'] / us['fast']:.2f})",
+    """Return times of the products of a layer of experts, microseconds."""
+    newest = {
+        tuple(row[key] for key in ("model", "tokens", "product", "system")): float(row["us"]) for row in _rows(name)
+    }
+    times: dict[tuple[str, int], Counter[str]] = {}
+    for (model, tokens, _, system), us in newest.items():
+        times.setdefault((model, int(tokens)), Counter())[system] += us
+    rows = []
+    for (model, size), by_system in times.items():
+        pairs = [(by_system[peer], by_system[ours]) for peer, ours in (("fp16", "exact"), ("fp8", "fast"))]
+        cells = [
+            (f"{peer:,.0f}", f"{own:,.0f} ({peer / own:.2f})") if peer and own else ("", "") for peer, own in pairs
         ]
-        for (model, tokens), us in _by_system(name, ("model", "tokens"), "us").items()
-    ]
-    headings = ["us a layer", "tokens", "vLLM FP16", "FP16 mode", "vLLM FP8", "FP8 mode"]
+        rows.append([model, f"{size:,}", *cells[0], *cells[1]])
+    headings = ["us of both products", "tokens", "vLLM FP16", "FP16 mode", "vLLM FP8", "FP8 mode"]
     return _with_conditions(name, markdown(headings, rows))
 
 

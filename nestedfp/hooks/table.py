@@ -101,7 +101,6 @@ weights/experts/experts: makes nested experts a quantisation method; their FP8 s
     vllm.model_executor.layers.quantization.online.moe_base:OnlineMoEMethodBase.create_weights(self, layer,
         num_experts)
     vllm.model_executor.layers.fused_moe.experts:cpu_moe
-    vllm.model_executor.layers.fused_moe:fused_moe.try_get_optimal_moe_config(w1_shape, w2_shape, top_k, dtype, M)
     vllm.model_executor.layers.fused_moe:fused_moe._prepare_expert_assignment(topk_ids, config, num_tokens,
         top_k_num, global_num_experts, expert_map)
     vllm.model_executor.layers.fused_moe:fused_moe.invoke_fused_moe_triton_kernel(A, B, C, A_scale, B_scale,

@@ -10,19 +10,18 @@ activations lie in the order ``interleave`` gives them.
 
 import torch
 import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
 from triton.experimental import gluon  # type: ignore[import-untyped]
 from triton.experimental.gluon import language as gl  # type: ignore[import-untyped]
 from triton.experimental.gluon.language.nvidia import hopper  # type: ignore[import-untyped]
 from triton.experimental.gluon.language.nvidia.hopper import async_copy  # type: ignore[import-untyped]
 
+from nestedfp.kernels.expert_tiles import unrolled
 from nestedfp.kernels.experts_triton import JOIN
 
-UNROLLED = (4, 3, 2)  # steps of K after which the tensor cores wait for the next weights once
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared  # Triton 3.9, and before
 
 
-@gluon.constexpr_function  # type: ignore[untyped-decorator]
+@gluon.constexpr_function
 def _fragment(rows, columns, warps):  # type: ignore[no-untyped-def]
     """The layout of a tile of weights: 16 of a row that lie together in each thread, its rows as the tensor cores have them."""
     registers, spread = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]], [[16, 0], [32, 0]]
@@ -51,7 +50,7 @@ def _joined(upper, lower, fragment: gl.constexpr, operand: gl.constexpr):  # typ
     return gl.convert_layout(w, operand, assert_trivial=True)
 
 
-@gluon.jit  # type: ignore[untyped-decorator]
+@gluon.jit
 def _interleaved(c):  # type: ignore[no-untyped-def]
     """What ``interleave`` does, to the columns of results that lie along the first dimension."""
     columns: gl.constexpr = c.shape[0]
@@ -85,7 +84,7 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
     BLOCK_SIZE_N: gl.constexpr,
     BLOCK_SIZE_K: gl.constexpr,
     GROUP_SIZE_M: gl.constexpr,
-    STAGES: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
     UNROLL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
@@ -121,37 +120,37 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
         w_at = expert * stride_be + n.to(gl.int64)[:, None] * stride_bn + k[None, :]
         # Two rows that a quarter of a warp reads lie in different banks.
         plain: gl.constexpr = gl.SwizzledSharedLayout(64, 1, BLOCK_SIZE_K // 64, [1, 0])
-        upper = gl.allocate_shared_memory(gl.uint8, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], plain)
-        lower = gl.allocate_shared_memory(gl.uint8, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], plain)
+        upper = gl.allocate_shared_memory(gl.uint8, [NUM_STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], plain)
+        lower = gl.allocate_shared_memory(gl.uint8, [NUM_STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], plain)
         swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-        a = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], swizzled)
+        a = gl.allocate_shared_memory(gl.float16, [NUM_STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], swizzled)
         steps = K // BLOCK_SIZE_K
-        for i in gl.static_range(STAGES - 1):
+        for i in gl.static_range(NUM_STAGES - 1):
             if i < steps:
                 _copy(upper.index(i), upper_ptr + w_at + i * BLOCK_SIZE_K)
                 _copy(lower.index(i), lower_ptr + w_at + i * BLOCK_SIZE_K)
                 _copy(a.index(i), a_at + i * BLOCK_SIZE_K, mask=a_mask)
             async_copy.commit_group()
-        async_copy.wait_group(STAGES - 2)
+        async_copy.wait_group(NUM_STAGES - 2)
         w = _joined(upper.index(0), lower.index(0), fragment, operand)
         before = w
         read = 0
-        write = STAGES - 1
+        write = NUM_STAGES - 1
         for turn in range(steps // UNROLL):
             for i in gl.static_range(UNROLL):
                 c = hopper.warpgroup_mma(w, a.index(read).permute((1, 0)), c, is_async=True)
                 if i > 0:  # the step before is done, and its stage free
                     c, before = hopper.warpgroup_mma_wait(1, deps=(c, before))
                 before = w
-                async_copy.wait_group(STAGES - 3)
-                ahead = turn * UNROLL + i + STAGES - 1
+                async_copy.wait_group(NUM_STAGES - 3)
+                ahead = turn * UNROLL + i + NUM_STAGES - 1
                 if ahead < steps:
                     _copy(upper.index(write), upper_ptr + w_at + ahead * BLOCK_SIZE_K)
                     _copy(lower.index(write), lower_ptr + w_at + ahead * BLOCK_SIZE_K)
                     _copy(a.index(write), a_at + ahead * BLOCK_SIZE_K, mask=a_mask)
                 async_copy.commit_group()
-                read = gl.where(read + 1 == STAGES, 0, read + 1)
-                write = gl.where(write + 1 == STAGES, 0, write + 1)
+                read = gl.where(read + 1 == NUM_STAGES, 0, read + 1)
+                write = gl.where(write + 1 == NUM_STAGES, 0, write + 1)
                 # After the last step it joins what no one multiplies.
                 w = _joined(upper.index(read), lower.index(read), fragment, operand)
             c, before, w = hopper.warpgroup_mma_wait(0, deps=(c, before, w))
@@ -168,25 +167,10 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
     gl.store(c_at, results, mask=(row < valid)[:, None] & (column < N)[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _interleave_kernel(from_ptr, to_ptr, words, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    pair = at % 32  # of two values; step, half, thread -> thread, step, half
-    source = at - pair + pair % 4 * 8 + pair // 8 * 2 + pair // 4 % 2
-    tl.store(to_ptr + at, tl.load(from_ptr + source, mask=at < words), mask=at < words)
-
-
 def interleave(a: torch.Tensor) -> torch.Tensor:
-    """Return activations [rows, k] float16, contiguous, each 64 of k in the order in which the kernel has the weights."""
-    out = torch.empty_like(a)
-    words = a.numel() // 2
-    _interleave_kernel[(triton.cdiv(words, 2048),)](a.view(torch.int32), out.view(torch.int32), words, BLOCK=2048)
-    return out
-
-
-def unrolled(k: int, step: int) -> int | None:
-    """Return how many steps of ``k`` the kernel takes at a time; None: it does not take this ``k``."""
-    return next((count for count in UNROLLED if k % (count * step) == 0), None)
+    """Return activations [rows, k] float16, each 64 of k in the order in which the kernel has the weights."""
+    pairs = a.view(torch.int32).view(len(a), -1, 4, 4, 2)  # thread, step, half
+    return pairs.permute(0, 1, 3, 4, 2).reshape(len(a), -1).view(a.dtype)
 
 
 def product(
@@ -207,8 +191,8 @@ def product(
 
     Args:
         a: from ``interleave``.
-        upper, lower, c, weights, sorted_ids, expert_ids, padded, chosen: as there; k as ``unrolled`` takes it.
-        config: tiles: BLOCK_SIZE_M, _N, _K (64 or 128), GROUP_SIZE_M, STAGES (3 or more) and num_warps (4 or 8).
+        upper, lower, c, weights, sorted_ids, expert_ids, padded, chosen: as there.
+        config: tiles that ``expert_tiles.exact`` says the grouped kernel takes.
         interleaved: write the results as ``interleave`` has them; n is a multiple of 64.
     """
     _, n, k = upper.shape
@@ -235,5 +219,10 @@ def product(
         TOP_K=chosen,
         INTERLEAVED_C=interleaved,
         UNROLL=unrolled(k, config["BLOCK_SIZE_K"]),
-        **config,
+        BLOCK_SIZE_M=config["BLOCK_SIZE_M"],
+        BLOCK_SIZE_N=config["BLOCK_SIZE_N"],
+        BLOCK_SIZE_K=config["BLOCK_SIZE_K"],
+        GROUP_SIZE_M=config["GROUP_SIZE_M"],
+        NUM_STAGES=config["num_stages"],
+        num_warps=config["num_warps"],
     )

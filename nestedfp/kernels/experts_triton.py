@@ -1,6 +1,6 @@
 """FP16 products of experts on a GPU, as a Triton kernel: it reads both planes and joins them in registers.
 
-Grid and tiles are those of vLLM's ``fused_moe_kernel`` for FP16 weights. Planes lie in the natural order of K; the lower one is
+Its grid is that of vLLM's ``fused_moe_kernel``. Planes lie in the natural order of K; the lower one is
 recoded (``recode``) so that four weights take six instructions, wherever they lie.
 """
 
@@ -154,7 +154,6 @@ def product(
         if len(a) < block_m:
             padded_rows = min(padded_rows, valid * block_m)
     grid = (triton.cdiv(padded_rows, block_m) * triton.cdiv(n, config["BLOCK_SIZE_N"]),)
-    tiles = {name: value for name, value in config.items() if name != "SPLIT_K"}
     experts_kernel[grid](
         a,
         upper,
@@ -176,5 +175,5 @@ def product(
         MUL_WEIGHT=weights is not None,
         EVEN_K=k % config["BLOCK_SIZE_K"] == 0,
         TOP_K=chosen,
-        **tiles,
+        **config,
     )

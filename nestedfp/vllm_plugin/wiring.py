@@ -48,6 +48,9 @@ def create_engine_config(original: Any, given: Any, usage_context: Any = None, *
         chosen, model = config.attention_config.backend or config.attention_config.backend_per_kind, config.model_config
         if model.quantization == "nestedfp" and model.use_mla and current_platform.is_cpu() and not chosen:
             config = original(replace(untouched, attention_backend="CPU_MLA"), usage_context, *args, **kwargs)
+            drafter = config.speculative_config
+            if drafter and drafter.draft_model_config.use_mla and drafter.attention_backend is None:
+                drafter.attention_backend = config.attention_config.backend
     except ValueError as error:
         if given.quantization == "nestedfp" and "does not support float16" in str(error):
             raise ValueError(f"{given.model}: its activations leave FP16's range (65504): {REMEDY}") from error

@@ -1,4 +1,4 @@
-"""The Triton kernel of nested experts, without a GPU: the planes that it reads, and that it compiles for the one that it is for.
+"""The kernels of nested experts, without a GPU: the planes that they read, and that they compile for the one that they are for.
 
 What it computes is compared on a GPU (test_gpu_moe.py).
 """
@@ -8,9 +8,10 @@ import torch
 from triton import compile as compile_triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from nestedfp.format import split
-from nestedfp.kernels import experts_triton
+from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton's own advice
 
@@ -33,24 +34,67 @@ def test_the_instructions_of_the_decoder_join_every_weight_beside_any_other():
         assert torch.equal((a + c) & 0xFFFFFFFF, expected | expected[other] << 16)
 
 
-def test_it_compiles_for_hopper_with_six_instructions_for_four_weights():
-    kernel = experts_triton.experts_kernel
-    tiles = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
-    constants = {"NAIVE": False, "MUL_WEIGHT": True, "EVEN_K": True, "TOP_K": 8, **tiles}
+def compiled(kernel, source_kind, constants, num_warps, num_stages):
     pointers = dict.fromkeys(("sorted_ids_ptr", "expert_ids_ptr", "padded_ptr"), "*i32")
     pointers |= {"a_ptr": "*fp16", "c_ptr": "*fp16", "upper_ptr": "*u8", "lower_ptr": "*u8", "weights_ptr": "*fp32"}
     names = kernel.arg_names
-    source = ASTSource(
+    aligned = (*pointers, "N", "K", "stride_am", "stride_be", "stride_bn", "stride_cm")
+    source = source_kind(
         kernel,
         signature={name: pointers.get(name, "constexpr" if name in constants else "i32") for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={
-            (names.index(name),): [["tt.divisibility", 16]] for name in (*pointers, "N", "K", "stride_be", "stride_bn")
-        },
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    made = compile_triton(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 3})
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    return compile_triton(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def test_it_compiles_for_hopper_with_six_instructions_for_four_weights():
+    tiles = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
+    constants = {"NAIVE": False, "MUL_WEIGHT": True, "EVEN_K": True, "TOP_K": 8, **tiles}
+    made = compiled(experts_triton.experts_kernel, ASTSource, constants, 4, 3)
     assert made.asm["cubin"]
     ptx = made.asm["ptx"]
     weights_per_thread = 64 * 64 // 128
     assert ptx.count("lop3.b32 c") + ptx.count("lop3.b32 d") == weights_per_thread // 2
     assert "mma.sync" in ptx, "on tensor cores"
+
+
+@pytest.mark.parametrize(("rows", "k"), [(60, 2048), (60, 768), (60, 1408), (200, 2048)])
+def test_the_grouped_kernel_joins_a_step_while_the_tensor_cores_multiply_the_one_before(rows, k):
+    is_grouped, (config,) = expert_tiles.exact(rows, [k])
+    assert is_grouped
+    steps = expert_tiles.unrolled(k, config["BLOCK_SIZE_K"])
+    warps, stages = config["num_warps"], config["num_stages"]
+    tiles = {name: value for name, value in config.items() if name.isupper()} | {"NUM_STAGES": stages}
+    of_layer = {"MUL_WEIGHT": True, "TOP_K": 8, "INTERLEAVED_C": False}
+    constants = {**of_layer, **tiles, "UNROLL": steps, "num_warps": warps}
+    made = compiled(experts_grouped.grouped_kernel, GluonASTSource, constants, warps, 1)
+    assert made.metadata.shared <= 227 << 10
+    ptx = made.asm["ptx"]
+    assert [ptx.count(f"wgmma.wait_group.sync.aligned {running}") for running in (1, 0)] == [steps - 1, 1]
+    _, *between, _ = ptx.split("wgmma.commit_group")
+    assert len(between) == steps - 1
+    for each in between:
+        joins, _, _ = each.partition("wgmma.mma_async")
+        assert "lop3.b32 c" in joins
+        assert "st.shared" not in joins, "weights go from registers to the tensor cores"
+
+
+def test_the_order_of_activations_is_that_of_the_joined_weights():
+    k = torch.arange(128, dtype=torch.float16)[None]
+    thread, step, half, pair = torch.meshgrid(*map(torch.arange, (4, 4, 2, 2)), indexing="ij")
+    at = 16 * step + 8 * half + 2 * thread + pair  # of the tensor cores' operand
+    expected = torch.empty(64)
+    expected[at.flatten()] = (16 * thread + 4 * step + 2 * half + pair).flatten().float()
+    assert torch.equal(experts_grouped.interleave(k)[0].float(), torch.cat([expected, expected + 64]))
+
+
+def test_every_layer_has_tiles_that_fit_its_products():
+    for ks in [(2048, 768), (4096, 14336), (2048, 1408), (3584, 2560), (256, 128), (512, 320), (64, 64), (4096, 192)]:
+        for rows in (0.01, 1, 8, 11, 25, 41, 64, 129, 5000):
+            is_grouped, exact = expert_tiles.exact(rows, ks)
+            for tiles in (exact, expert_tiles.fast(rows, ks)):
+                assert len({each["BLOCK_SIZE_M"] for each in tiles}) == 1, "one assignment of rows to tiles"
+            if is_grouped:
+                assert all(expert_tiles.unrolled(k, each["BLOCK_SIZE_K"]) for k, each in zip(ks, exact, strict=True))

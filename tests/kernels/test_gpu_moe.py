@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
 
     from benchmarks.kernels import gpu_experts
-    from nestedfp.kernels import experts_triton
+    from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
     from nestedfp.vllm_plugin.weights.experts import experts_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators")]
@@ -36,27 +36,31 @@ def made(shape):
     return [weight for weight, _ in stacks], [stack for _, stack in stacks]
 
 
-@pytest.mark.parametrize("block_m", [16, 64])
-def test_every_weight_within_the_range_is_joined_at_every_place(block_m):
+@pytest.mark.parametrize("rows", [1, 30, 50, 100, 200])
+def test_every_weight_within_the_range_is_joined_at_every_place(rows):
     bits = torch.arange(1 << 16, dtype=torch.int32)
     bits = bits[(bits & 0x7FFF) <= 0x3F00]
-    experts, n, k = 4, 128, 128
+    experts, n, k = 4, 128, 128 if rows != 50 else 192  # 192: no number of steps for the grouped kernel
     assert len(bits) <= experts * n * k
     spread = torch.stack([bits.roll(i) for i in range(3)]).flatten()[: experts * n * k]
     weight = spread.to(torch.int16).view(torch.float16).view(experts, n, k)
     upper, lower = split(weight)
     a = torch.eye(k, dtype=torch.float16, device="cuda")
     ids = torch.arange(experts, dtype=torch.int32, device="cuda").repeat(k, 1)
-    config = {"BLOCK_SIZE_M": block_m, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
+    is_grouped, (config,) = expert_tiles.exact(rows, [k])
+    assert is_grouped == (rows >= 100)
     places = experts_gpu.fused_moe._prepare_expert_assignment(ids, config, k, experts, experts, None)
     c = torch.empty(k, experts, n, dtype=torch.float16, device="cuda")
-    planes = (upper.cuda(), experts_triton.recode(lower).cuda())
-    experts_triton.product(a, *planes, c, None, *places, experts, config)
+    operands = (upper.cuda(), experts_triton.recode(lower).cuda(), c, None, *places, experts, config)
+    if is_grouped:
+        experts_grouped.product(experts_grouped.interleave(a), *operands, interleaved=False)
+    else:
+        experts_triton.product(a, *operands)
     assert torch.equal(c.permute(1, 2, 0).cpu(), weight)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("tokens", [1, 7, 33, 130, 700])
+@pytest.mark.parametrize("tokens", [1, 7, 33, 130, 300, 700])
 def test_exact_experts_compute_what_vllms_do_and_fast_ones_are_close(shape, tokens):
     torch.manual_seed(tokens)
     experts, hidden, _, chosen = shape
@@ -83,12 +87,13 @@ def test_exact_experts_compute_what_vllms_do_and_fast_ones_are_close(shape, toke
     assert 0.01 < (fast - expected.float()).square().mean().sqrt() / expected.float().std() < 0.08
 
 
-def test_experts_of_other_ranks_add_nothing():
+@pytest.mark.parametrize("tokens", [50, 300, 700])
+def test_experts_of_other_ranks_add_nothing(tokens):
     shape = SHAPES[0]
     torch.manual_seed(1)
     weights, stacks = made(shape)
-    x = torch.randn(50, shape[1], device="cuda", dtype=torch.float16)
-    choice = gpu_experts.random_choice(50, shape[0], shape[3])
+    x = torch.randn(tokens, shape[1], device="cuda", dtype=torch.float16)
+    choice = gpu_experts.random_choice(tokens, shape[0], shape[3])
     expert_map = torch.full((shape[0],), -1, dtype=torch.int32, device="cuda")
     expert_map[4:] = torch.arange(4, dtype=torch.int32, device="cuda")
     here = [experts_gpu.Stack.of(stack.upper[4:].contiguous(), stack.lower[4:].contiguous()) for stack in stacks]

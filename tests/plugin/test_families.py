@@ -1,6 +1,6 @@
-"""A small random model of each family, served on a CPU: its exact answers are those of transformers, an independent source.
+"""A small random model of each family, served: its exact answers are those of transformers, an independent source.
 
-transformers makes the models, and computes in FP32 what the engines compute in FP16.
+transformers makes the models, and computes in FP32 what the engines compute in FP16. Runs on a GPU as well (-m "").
 """
 
 import random
@@ -81,18 +81,28 @@ ENGINE = {
 }
 
 
+def random_model(name, folder, **sizes):
+    """Write a family's model; return it."""
+    torch.manual_seed(1)
+    config = CONFIG_MAPPING[name](**{**SMALL, **FAMILIES[name], **sizes})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+    model.save_pretrained(folder)
+    return model
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """Each family's model, its prompts, and the runs of its engine: exact, fast, and pinned in FP8 mode."""
-    draw, folder, models = random.Random(3), tmp_path_factory.mktemp("families"), {}
-    for name, sizes in FAMILIES.items():
-        torch.manual_seed(1)
-        models[name] = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**{**SMALL, **sizes}), dtype=torch.float16)
-        models[name].save_pretrained(folder / name)
+    draw, folder = random.Random(3), tmp_path_factory.mktemp("families")
+    models = {name: random_model(name, folder / name) for name in FAMILIES}
     prompts = [[draw.randrange(5, 4000) for _ in range(length)] for length in (5, 17, 40)]
     runs = [{"mode": mode, "prompts": [{"prompt_token_ids": each} for each in prompts]} for mode in ("fp16", "fp8")]
     runs.append({**runs[1], "extra_args": {"precision": "fp16"}})
-    engines = [{**ENGINE, "model": str(folder / name)} for name in FAMILIES]
+    nested = {"additional_config": {"nestedfp": {"experts": "nested"}}}
+    engines = [
+        {**ENGINE, **(nested if EXPERTS.items() <= sizes.items() else {}), "model": str(folder / name)}
+        for name, sizes in FAMILIES.items()
+    ]
     found = run_json("engine_scenario.py", {"engines": engines, "runs": runs})["engines"]
     return {name: (models[name].float(), prompts, *each) for name, each in zip(FAMILIES, found, strict=True)}
 
@@ -101,7 +111,7 @@ def served(tmp_path_factory):
 def test_a_family_s_exact_answers_are_those_of_transformers_and_fast_ones_are_near_them(served, family):
     model, prompts, exact, fast, pinned = served[family]
     assert not [run["error"] for run in (exact, fast, pinned) if "error" in run]
-    for run, off in ((exact, 0.02), (fast, 0.3)):
+    for run, off in ((exact, 0.02), (fast, 0.5)):  # a router may choose another expert
         for prompt, tokens, best in zip(prompts, run["tokens"], run["logprobs"], strict=True):
             with torch.inference_mode():
                 expected = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)

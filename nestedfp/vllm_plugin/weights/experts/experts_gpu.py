@@ -1,4 +1,4 @@
-"""Nested experts on a GPU: exact ones by the kernel that joins planes, fast ones by vLLM's own FP8 kernels on the upper planes.
+"""Nested experts on a GPU: exact ones by kernels that join planes, fast ones by vLLM's own FP8 kernel on the upper planes.
 
 vLLM runs all of this inside one opaque operator, so the mode is read in Python, and a CUDA graph keeps the mode it was captured in.
 """
@@ -13,7 +13,7 @@ from vllm.model_executor.layers.fused_moe import fused_moe
 from vllm.model_executor.layers.fused_moe.activation import apply_moe_activation
 
 from nestedfp.format import UPPER_SCALE
-from nestedfp.kernels import experts_triton
+from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
 from nestedfp.kernels.experts_triton import recode
 from nestedfp.nested_weight import NestedWeight
 
@@ -62,50 +62,92 @@ def exact(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tenso
     Returns:
         [rows, hidden] float16.
     """
-    config = fused_moe.try_get_optimal_moe_config(w13.upper.shape, w2.upper.shape, choice.ids.shape[1], None, len(x))
-    places = _places(x, w13, choice, config)
+    is_grouped, tiles = expert_tiles.exact(_rows_of_each(x, w13, choice), _ks(w13, w2))
+    placed = places(len(x), _experts(w13, choice), choice, tiles[0])
 
     def product(a: torch.Tensor, stack: Stack, c: torch.Tensor, weights: torch.Tensor | None, chosen: int) -> None:
-        experts_triton.product(a, stack.upper, stack.lower, c, weights, *places, chosen, config)
+        operands, config = (a, stack.upper, stack.lower, c, weights, *placed, chosen), tiles[stack is w2]
+        if is_grouped:
+            experts_grouped.product(*operands, config, interleaved=stack is w13)
+        else:
+            experts_triton.product(*operands, config)
 
-    return _two_products(x, w13, w2, choice, product)
+    return _two_products(experts_grouped.interleave(x) if is_grouped else x, w13, w2, choice, product)
 
 
 def fast(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
     """Compute as ``exact`` with the upper planes and activations of E4M3, by vLLM's Triton kernel."""
-    config = fused_moe.try_get_optimal_moe_config(
-        w13.upper.shape, w2.upper.shape, choice.ids.shape[1], "fp8_w8a8", len(x)
-    )
-    places = _places(x, w13, choice, config)
+    tiles = expert_tiles.fast(_rows_of_each(x, w13, choice), _ks(w13, w2))
+    placed = places(len(x), _experts(w13, choice), choice, tiles[0])
 
     def product(a: torch.Tensor, stack: Stack, c: torch.Tensor, weights: torch.Tensor | None, chosen: int) -> None:
         codes, scales = _custom_ops.scaled_fp8_quant(a, use_per_token_if_dynamic=True)
-        fused_moe.invoke_fused_moe_triton_kernel(
+        vllms_product(
             codes,
             stack.upper.view(torch.float8_e4m3fn),
             c,
-            scales,
-            stack.scales,
             weights,
-            *places,
-            weights is not None,
+            placed,
             chosen,
-            config,
-            compute_type=tl.float16,  # vLLM's own experts round to BF16 here
-            use_fp8_w8a8=True,
-            use_int8_w8a8=False,
-            use_int8_w8a16=False,
-            use_int4_w4a16=False,
-            per_channel_quant=True,
+            tiles[stack is w2],
+            (scales, stack.scales),
         )
 
     return _two_products(x, w13, w2, choice, product)
 
 
-def _places(x: torch.Tensor, w13: Stack, choice: Choice, config: dict[str, int]) -> Any:
-    experts = len(w13.upper) if choice.expert_map is None else len(choice.expert_map)
+def vllms_product(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    c: torch.Tensor,
+    weights: torch.Tensor | None,
+    placed: Any,
+    chosen: int,
+    tiles: dict[str, int],
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:
+    """Multiply by vLLM's Triton kernel, E4M3 with ``scales`` of ``a`` and ``w``, else FP16; as ``experts_triton.product``."""
+    fused_moe.invoke_fused_moe_triton_kernel(
+        a,
+        w,
+        c,
+        *(scales or (None, None)),
+        weights,
+        *placed,
+        weights is not None,
+        chosen,
+        tiles,
+        compute_type=tl.float16,  # vLLM's own experts round to BF16 with E4M3
+        use_fp8_w8a8=scales is not None,
+        use_int8_w8a8=False,
+        use_int8_w8a16=False,
+        use_int4_w4a16=False,
+        per_channel_quant=scales is not None,
+    )
+
+
+def _ks(*stacks: Stack) -> list[int]:
+    return [stack.upper.shape[2] for stack in stacks]
+
+
+def _experts(w13: Stack, choice: Choice) -> int:
+    """The experts of all ranks."""
+    return len(w13.upper) if choice.expert_map is None else len(choice.expert_map)
+
+
+def _rows_of_each(x: torch.Tensor, w13: Stack, choice: Choice) -> float:
+    return len(x) * choice.ids.shape[1] / _experts(w13, choice)
+
+
+def places(rows: int, experts: int, choice: Choice, tiles: dict[str, int]) -> Any:
+    """Return which rows, and which expert, each tile of a product has, as vLLM's kernel takes it.
+
+    Args:
+        rows: of activations.
+        experts: of all ranks.
+    """
     return fused_moe._prepare_expert_assignment(
-        choice.ids, config, len(x), choice.ids.shape[1], experts, choice.expert_map
+        choice.ids, tiles, rows, choice.ids.shape[1], experts, choice.expert_map
     )
 
 
