@@ -62,6 +62,17 @@ FAMILIES = {
     "phi3": {},
     "mixtral": {**EXPERTS, "num_local_experts": 4},
     "qwen3_moe": {**EXPERTS, "head_dim": 32, "num_experts": 4, "norm_topk_prob": True},
+    "glm4_moe": {
+        **EXPERTS,
+        "head_dim": 32,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "partial_rotary_factor": 0.5,
+    },
     "deepseek_v2": LATENT,
     "deepseek_v3": {
         **LATENT,
