@@ -58,12 +58,9 @@ class RequestContext:
     counts: Collected = field(default_factory=Collected)
     submitted_s: float | None = None
     constrained: bool = False  # by a grammar, which may turn out to have no way on
-    failed: Exception | None = (
-        None  # a refusal, or what the engine raised: vLLM's streams make an event of it that says less
-    )
-    finished_outputs: list[Any] = field(
-        default_factory=list
-    )  # that ended a sequence, where vLLM's own code consumes them
+    # A refusal, or what the engine raised: vLLM's streams make an event of it that says less.
+    failed: Exception | None = None
+    finished_outputs: list[Any] = field(default_factory=list)  # the last of each sequence that vLLM's own code consumes
     # tokens
     estimated_tokens: int = 0  # of its prompts, before they were tokenized
     read_tokens: int = 0  # that a tokenizer was given, of prompts that the engine was not; an estimate

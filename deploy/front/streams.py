@@ -30,22 +30,14 @@ Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]  # ASGI's send
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The parts of a stream's chunks that never change.
+    """The parts of a stream's chunks that never change."""
 
-    Attributes:
-        first: sent before the first text; empty for completions.
-        before, after: around the text of a chunk.
-        head: before the choices; the last chunk is written field by field.
-        chat: deltas of a message instead of text.
-        include_usage: the client asked for a chunk with the usage at the end.
-    """
-
-    first: bytes
-    before: bytes
+    first: bytes  # sent before the first text; empty for completions
+    before: bytes  # with ``after`` around the text of a chunk
     after: bytes
-    head: bytes
-    chat: bool
-    include_usage: bool
+    head: bytes  # before the choices; the last chunk is written field by field
+    chat: bool  # deltas of a message instead of text
+    include_usage: bool  # the client asked for a chunk with the usage at the end
     fingerprint: str | None
 
     @classmethod
@@ -186,33 +178,20 @@ class Taps:
             self._delivered(time.monotonic() - self._made_s)
 
 
+@dataclass(slots=True, eq=False)
 class Tap:
     """One tapped stream."""
 
-    __slots__ = (
-        "_collector",
-        "_context",
-        "_detokenizer",
-        "_frame",
-        "_idle",
-        "_send",
-        "_state",
-        "_taps",
-        "_text",
-        "_tokens",
-        "_writing",
-    )
-
-    def __init__(
-        self, taps: Taps, state: Any, collector: Any, frame: Frame, context: RequestContext, send: Send
-    ) -> None:
-        self._taps, self._state, self._collector = taps, state, collector
-        self._detokenizer = state.detokenizer
-        self._frame, self._context, self._send = frame, context, send
-        self._idle = False  # the stream's task waits for an output
-        self._writing: asyncio.Task[None] | None = None  # a write that waits for the client to read
-        self._text = ""  # not yet written
-        self._tokens = 0
+    _taps: Taps
+    _state: Any
+    _collector: Any
+    _frame: Frame
+    _context: RequestContext
+    _send: Send
+    _idle: bool = False  # the stream's task waits for an output
+    _writing: asyncio.Task[None] | None = None  # a write that waits for the client to read
+    _text: str = ""  # not yet written
+    _tokens: int = 0
 
     def takes(self, output: Any, made_s: float | None) -> bool:
         """Take an ``EngineCoreOutput``, made then, if it is nothing but the next tokens; else it is vLLM's to handle."""
@@ -233,7 +212,7 @@ class Tap:
             or output.spec_decode_metrics is not None
         ):
             return False
-        detokenizer = self._detokenizer
+        detokenizer = self._state.detokenizer
         ids = output.new_token_ids
         for token_id in ids:
             detokenizer.token_ids.append(token_id)

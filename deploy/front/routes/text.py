@@ -19,19 +19,12 @@ def tokens_of(counts: Any) -> Tokens | None:
 
 @dataclass(frozen=True)
 class Route:
-    """A route whose answer is text, streamed or in one piece.
+    """A route whose answer is text, streamed or in one piece."""
 
-    Attributes:
-        model: vLLM's request class.
-        serving: vLLM's serving object.
-        method: of that.
-        chat: it answers messages.
-    """
-
-    model: Any
-    serving: Any
-    method: str
-    chat: bool = False
+    model: Any  # vLLM's request class
+    serving: Any  # vLLM's serving object
+    method: str  # of that
+    chat: bool = False  # it answers messages
 
     def check(self, request: Any) -> None:
         """Check a request's bounds.
@@ -70,8 +63,7 @@ class Route:
 
     def answer(self, result: Any) -> dict[str, Any]:
         """Return vLLM's answer in one piece as what becomes JSON."""
-        found: dict[str, Any] = result.model_dump(mode="json")
-        return found
+        return result.model_dump(mode="json")
 
     def events(self, result: Any) -> Any:
         """Return the server-sent events, as texts, of vLLM's generator of a streamed answer."""
