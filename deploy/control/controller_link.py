@@ -23,13 +23,8 @@ class ServeControllerLink:
         await self._ask("report", snapshot)
 
     async def next_directive(self, ack: dict[str, Any] | None, seen: str | None) -> dict[str, Any] | None:
-        """Wait for the next directive.
-
-        Raises:
-            ValueError: there is no controller at the moment.
-        """
-        directive: dict[str, Any] | None = await self._ask("next_directive", self._replica_id, ack, seen)
-        return directive
+        """Wait for the next directive; raises ``ValueError`` where there is no controller at the moment."""
+        return await self._ask("next_directive", self._replica_id, ack, seen)
 
     async def _ask(self, method: str, *args: Any) -> Any:
         try:
