@@ -19,7 +19,7 @@ from controller.fleet.view import Replicas, ReplicaView
 from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot, ReplicaState, Terms
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation
-from controller.protocol import NO_RULE, Content, DirectivePublisher, lease_expired
+from controller.protocol.publisher import NO_RULE, Content, DirectivePublisher, lease_expired
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import exact_steps
 

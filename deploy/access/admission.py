@@ -38,12 +38,7 @@ class Reason(enum.StrEnum):
 
 
 class NoRoom(Exception):
-    """A request is refused.
-
-    Args:
-        priority: of the request.
-        retry_after_s: when it may be otherwise, whole seconds.
-    """
+    """A request is refused; after ``retry_after_s``, whole seconds, it may be otherwise."""
 
     def __init__(self, reason: Reason, priority: Priority, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -51,19 +46,12 @@ class NoRoom(Exception):
 
 
 class Asked(NamedTuple):
-    """What a request asks of the engine.
-
-    Attributes:
-        prompts: of one request.
-        samples: sequences for each prompt.
-        prompt_tokens: of all prompts; an estimate until they are tokenized.
-        output_tokens: of each sequence at most; None: the request sets no limit.
-    """
+    """What a request asks of the engine."""
 
     prompts: int = 1
-    samples: int = 1
-    prompt_tokens: int = 0
-    output_tokens: int | None = 0
+    samples: int = 1  # sequences for each prompt
+    prompt_tokens: int = 0  # of all prompts; an estimate until they are tokenized
+    output_tokens: int | None = 0  # of each sequence at most; None: the request sets no limit
 
     @property
     def sequences(self) -> int:

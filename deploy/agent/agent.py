@@ -13,7 +13,7 @@ from typing import Any
 
 from controller.config import RENEW_S, REPORT_PERIOD_S, ControllerConfig
 from controller.messages import Directive, ReplicaSnapshot
-from controller.protocol import DirectiveFollower
+from controller.protocol.follower import DirectiveFollower
 from deploy.access.admission import Admission
 from deploy.front.context import PathMeter
 from deploy.replica.health_routes import DEAD, EngineHung

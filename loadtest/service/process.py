@@ -42,17 +42,11 @@ def serve_command(config: Path) -> list[str]:
 
 
 class Started(NamedTuple):
-    """A server that runs.
+    """A server that runs."""
 
-    Attributes:
-        url: of its routes.
-        key: of its admin routes.
-        process: the outermost one.
-    """
-
-    url: str
-    key: str
-    process: "subprocess.Popen[bytes]"
+    url: str  # of its routes
+    key: str  # of its admin routes
+    process: "subprocess.Popen[bytes]"  # the outermost one
 
 
 @contextmanager

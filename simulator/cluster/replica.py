@@ -9,7 +9,7 @@ from typing import Literal
 
 from controller.config import ControllerConfig
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot, Room
-from controller.protocol import DirectiveFollower
+from controller.protocol.follower import DirectiveFollower
 from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Asked, NoRoom, Place
 from deploy.access.peers import Elsewhere
 from deploy.front.checks.asked import CHARACTERS_PER_TOKEN
