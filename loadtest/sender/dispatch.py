@@ -47,10 +47,8 @@ def run_plan(plan: SendPlan, tick: Tick, key: str | None = None) -> tuple[Reques
         watchdog.start()
         with process:
             try:
-                with (
-                    contextlib.suppress(BrokenPipeError),
-                    process.stdin as pipe,
-                ):  # one that has died says so by its status
+                # One that has died says so by its status.
+                with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                     pipe.write(key or "")
                 finished = _follow(process.stdout, tick)
             finally:

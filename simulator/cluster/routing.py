@@ -33,20 +33,12 @@ class LeastConnections:
 
     def report(self, now_s: float, replica: Replica, exact: bool, room: Room | None) -> None:
         """A replica has said what it can take of prompts; None: it says nothing."""
-        if (server := self._servers.get(replica)) is not None:
-            server.report = (
-                None
-                if room is None
-                else RoomReport(
-                    exact,
-                    room.tokens,
-                    room.full_tokens,
-                    room.tokens_per_s,
-                    now_s,
-                    room.load_share,
-                    room.pinned_share,
-                )
-            )
+        if (server := self._servers.get(replica)) is None:
+            return
+        server.report = None
+        if room is not None:
+            tokens = room.tokens, room.full_tokens, room.tokens_per_s
+            server.report = RoomReport(exact, *tokens, now_s, room.load_share, room.pinned_share)
 
     def send(self, now_s: float, request: SimRequest) -> bool:
         """Offer a request to the replica that it is for, and then to one after another: those with the fewest open requests.
