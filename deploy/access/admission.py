@@ -104,8 +104,7 @@ class Place:
     def leave(self, completion_tokens: int = 0) -> None:
         """The request has ended, however it did.
 
-        Args:
-            completion_tokens: of all its sequences. Without one the engine has not answered, and no place became free in it.
+        Without completion tokens, of all its sequences, the engine has not answered, and no place became free in it.
         """
         door = self._admission
         assert door._by_class[self.priority] >= self.sequences, "leave without enter"

@@ -9,11 +9,7 @@ from deploy.control.controller_lookup import CONTROLLER_ACTOR
 
 
 class ServeControllerLink:
-    """Reaches the controller actor of this deployment; looks it up anew after a failure, because it may be a new one.
-
-    Args:
-        replica_id: of the caller.
-    """
+    """Reaches the controller actor of this deployment; looks it up anew after a failure, because it may be a new one."""
 
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id

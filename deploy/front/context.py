@@ -105,9 +105,6 @@ class RequestContext:
     async def hands_over(self, grammars: Any, params: Any) -> None:
         """The engine is about to be given a prompt, whose grammar is tried first for as long as the request may wait.
 
-        Args:
-            grammars: ``deploy.front.checks.grammars.Grammars``; None: nothing is tried.
-
         Raises:
             Refused: the grammar is none that the engine can use, or nobody could find out in time.
             Exception: the request's queue deadline is up, or another prompt of it has failed.
@@ -224,25 +221,15 @@ def prompt_tokens_of(prompt: Any) -> int:
 
 
 class PathMeter:
-    """All requests of one replica.
-
-    Args:
-        clock: seconds, monotonic.
-        log: takes every request when it has left; None: nobody does.
-
-    Attributes:
-        slo: the objectives that requests are held against when they end by themselves.
-        slo_evaluated: how many that were.
-        within_slo: of them, those that met both objectives.
-    """
+    """All requests of one replica; ``log`` takes each when it has left."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, log: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
         self.clock = clock
         self.log = log
-        self.slo = USUAL_SLO
-        self.slo_evaluated = self.within_slo = 0
+        self.slo = USUAL_SLO  # that requests are held against when they end by themselves
+        self.slo_evaluated = self.within_slo = 0  # how many that were, and of them those that met both objectives
         self.requests = RequestMetrics()
         self.ttft = SlidingWindow(SPAN_S)
         self.tpot = SlidingWindow(SPAN_S)

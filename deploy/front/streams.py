@@ -13,7 +13,7 @@ import functools
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -118,33 +118,21 @@ class Frame:
         return self.head + encode(choice) + b"]}" + GAP + tail + DONE
 
 
+@dataclass(eq=False)
 class Taps:
-    """All tapped streams of a replica.
+    """All tapped streams of a replica."""
 
-    Args:
-        states: vLLM's ``RequestState`` by the engine's id of the request (``OutputProcessor.request_states``).
-        more: whether further outputs of the engine are here already.
-        delivered: is told for each write how many seconds ago the engine made the oldest of what it writes.
-    """
-
-    def __init__(
-        self,
-        states: dict[str, Any],
-        more: Callable[[], bool] = lambda: False,
-        delivered: Callable[[float], None] = lambda took_s: None,
-    ) -> None:
-        self._states, self._more, self._delivered = states, more, delivered
-        self._made_s: float | None = None  # when the engine made what has waited longest
-        self._unwritten: list[Tap] = []
-        self._put_off = 0  # times
+    states: dict[str, Any]  # vLLM's ``OutputProcessor.request_states``, by the engine's id of the request
+    more: Callable[[], bool] = lambda: False  # whether further outputs of the engine are here already
+    # Is told for each write how many seconds ago the engine made the oldest of what it writes.
+    delivered: Callable[[float], None] = lambda took_s: None
+    _made_s: float | None = None  # when the engine made what has waited longest
+    _unwritten: list["Tap"] = field(default_factory=list)
+    _put_off: int = 0  # times
 
     def open(self, collector: Any, frame: Frame, context: RequestContext, send: Send) -> "Tap | None":
-        """Tap a stream whose first bytes are written. None: its text depends on more than the next token.
-
-        Args:
-            collector: vLLM's, of the stream's outputs.
-        """
-        state = self._states.get(collector.request_id)
+        """Tap a stream whose first bytes are written. None: its text depends on more than the next token."""
+        state = self.states.get(collector.request_id)
         if state is None or state.parent_req is not None or state.streaming_input or state.stream_interval != 1:
             return None
         if not hasattr(state.detokenizer, "decode_next") or state.detokenizer.stop:
@@ -156,8 +144,7 @@ class Taps:
     def unwritten(self, tap: "Tap", made_s: float | None) -> None:
         """A tap has got tokens. They are written once the outputs at hand have been taken apart.
 
-        Args:
-            made_s: when the engine made them, of ``time.monotonic``, which all processes of a machine share.
+        The engine made them at ``made_s`` of ``time.monotonic``, which all processes of a machine share.
         """
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write)
@@ -166,7 +153,7 @@ class Taps:
 
     def _write(self) -> None:
         # Where the loop lags, outputs of several steps are here: a write for all of them costs what one for each of them does.
-        if self._put_off < MOST_PUT_OFF and self._more():
+        if self._put_off < MOST_PUT_OFF and self.more():
             self._put_off += 1
             asyncio.get_running_loop().call_soon(self._write)
             return
@@ -175,7 +162,7 @@ class Taps:
         for tap in taps:
             tap.write()
         if self._made_s is not None:
-            self._delivered(time.monotonic() - self._made_s)
+            self.delivered(time.monotonic() - self._made_s)
 
 
 @dataclass(slots=True, eq=False)

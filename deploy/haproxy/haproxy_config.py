@@ -251,8 +251,8 @@ def write(targets: Targets, limits: Limits) -> str:
             f"timeout http-request {limits.request_s}s",
             "timeout http-keep-alive 90s",
             "option abortonclose",
-            # One that is told to go takes one more request on every connection that a client keeps open, and says that it closes
-            # then. Closed at once, as is usual, it would cut off the request that is on its way.
+            # One that is told to go takes one more request on every connection that a client keeps open, and says that it
+            # closes then. Closed at once, as is usual, it would cut off the request that is on its way.
             "option idle-close-on-response",
             "option http-no-delay",
             "option splice-request",

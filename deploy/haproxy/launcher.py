@@ -97,11 +97,7 @@ def environment(folder: Path, replicas: int, limits: Limits) -> dict[str, str]:
 
 
 def require_environment() -> None:
-    """Refuse to be a process of a node that was started without what ``environment`` says.
-
-    Raises:
-        RuntimeError: with what to do.
-    """
+    """Refuse to be a process of a node that was started without what ``environment`` says."""
     if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1" or SETTINGS_ENV not in os.environ:
         raise RuntimeError(
             "this service needs HAProxy in front of its replicas: start every Ray node in the environment that "
@@ -128,9 +124,7 @@ def most_connections() -> int:
 def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Take the place of HAProxy: rewrite the configuration that ``-f`` names and become HAProxy. Does not return.
 
-    Args:
-        arguments: the process id of Serve's manager, then HAProxy's.
-        settings: ``SETTINGS_ENV``.
+    The arguments are the process id of Serve's manager, then HAProxy's; the settings those of ``SETTINGS_ENV``.
     """
     manager, *arguments = arguments
     _end_with(int(manager))

@@ -26,9 +26,6 @@ class Replica:
     """One replica.
 
     Args:
-        name: the replica's id.
-        table: what the engine is like.
-        config: of the controller, for the fallback and the SLO.
         ready_at_s: end of the warm-up; no request comes before.
         admission_limit: sequences inside at most; None: no limit until the controller lowers the admission scale.
     """

@@ -12,11 +12,7 @@ from simulator.engine.request import SimRequest
 
 
 class LeastConnections:
-    """HAProxy, as far as requests and replicas go.
-
-    Args:
-        most_replicas: that there may be; a request is offered the more often.
-    """
+    """HAProxy, as far as requests and replicas go; the more replicas there may be, the more often a request is offered."""
 
     def __init__(self, most_replicas: int) -> None:
         self._tries = tries(most_replicas)
@@ -43,8 +39,7 @@ class LeastConnections:
     def send(self, now_s: float, request: SimRequest) -> bool:
         """Offer a request to the replica that it is for, and then to one after another: those with the fewest open requests.
 
-        Returns:
-            Whether a replica took it. There must be one at least.
+        Returns whether a replica took it. There must be one at least.
         """
         for replica, server in self._servers.items():
             replica.advance(now_s)

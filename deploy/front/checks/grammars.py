@@ -35,11 +35,7 @@ LOOK_EVERY_S = 0.1  # whether it is ready
 
 
 class Grammars:
-    """Tries grammars of structured outputs in a process beside this one; ``start`` starts it, and it is replaced when it ends.
-
-    Args:
-        setting: of the engine.
-    """
+    """Tries grammars of structured outputs in a process beside this one, which ``start`` starts, and again when it has ended."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting

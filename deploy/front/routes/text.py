@@ -70,12 +70,7 @@ class Route:
         return result
 
     def discloser(self, request: Any, counts: Any, prompt_tokens: Callable[[], int]) -> Any:
-        """Return what adds the disclosure to such an event, with a method ``event``.
-
-        Args:
-            counts: by sequence, as ``collected`` gives them.
-            prompt_tokens: returns those of the request's prompts.
-        """
+        """Return what adds the disclosure to such an event, with a method ``event``; ``counts`` as ``collected`` gives them."""
         options = request.stream_options
         asked = bool(options and options.include_usage)
         return StreamDiscloser(lambda: tokens_of(counts), asked, prompt_tokens, lambda: bool(counts.whole))
@@ -86,11 +81,7 @@ class Route:
 
 
 def routes(state: Any) -> dict[str, Route]:
-    """Return the routes by path, of those serving objects that vLLM has made for the model.
-
-    Args:
-        state: of vLLM's application.
-    """
+    """Return the routes by path, of those serving objects that vLLM has made for the model."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
