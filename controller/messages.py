@@ -110,9 +110,7 @@ class ReplicaState(EngineStats):
     """The engine's statistics, and what its replica adds that the status shows as well."""
 
     ready: bool  # False while warming up, and once its engine has died or hangs
-    fault: Annotated[str, Field(max_length=256)] | None = (
-        None  # why it can take no request, though it did; None: it can
-    )
+    fault: Annotated[str, Field(max_length=256)] | None = None  # why it can take no request, though it did
     stats_age_s: Seconds = 0.0  # of the engine's statistics, when the snapshot was taken
     lease_remaining_s: Seconds  # likewise
     admission_scale: Fraction = 1.0  # in force on this replica

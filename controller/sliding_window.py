@@ -25,11 +25,7 @@ _EMPTY = LatencyWindow()
 
 
 class SlidingWindow:
-    """Latencies of the last ``span_s`` seconds, to within a slot.
-
-    Args:
-        span_s: how far back samples count, seconds of the caller's clock, which the caller states with every call.
-    """
+    """Latencies of the last ``span_s`` seconds of the caller's clock, which comes with every call; to within a slot."""
 
     __slots__ = ("_closed", "_counts", "_latest_ms", "_newest", "_slot", "_slots_kept")
 

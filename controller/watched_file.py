@@ -4,12 +4,9 @@ from pathlib import Path
 
 
 class WatchedFile:
-    """A file that may be replaced while it is in use.
+    """A file that may be replaced while it is in use; None: there is none, and nothing changes.
 
-    Args:
-        path: of the file; None: there is none, and nothing changes.
-        every_s: between two looks at the disk.
-        now_s: the clock of all later calls, in seconds.
+    Between two looks at the disk are ``every_s`` of the clock that every call brings.
     """
 
     def __init__(self, path: Path | None, every_s: float, now_s: float) -> None:

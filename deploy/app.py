@@ -87,7 +87,9 @@ def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[s
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # from a domain that is allowed to one that is not
     }
     if kind == "cpu":
-        threads = config.engine.cpu_threads or default_threads(config)
+        # Of each rank of each replica: the cores, shared out, at least one.
+        share = len(os.sched_getaffinity(0)) // (config.replicas * ranks)
+        threads = config.engine.cpu_threads or max(1, share)
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
     options: dict[str, Any] = {
         "name": f"{NestedFPServer.__name__}:{config.model.id.replace('/', '--').replace('.', '_')}",
@@ -105,9 +107,19 @@ def deployment_options(config: DeployConfig, path: Path | None = None) -> dict[s
     }
     if config.engine.quantization == "nestedfp":
         options["deployment_actors"] = [controller_actor(config, env, path)]
-        options |= scaling_options(config)
-        if config.controller.ladder.scale:
+        if config.controller.ladder.scale:  # the controller sets the number of replicas
             del options["num_replicas"]
+            options["autoscaling_config"] = {
+                # No initial_replicas: Serve goes back to that number with every change of the deployment, amid an overload too.
+                "min_replicas": config.replicas,
+                "max_replicas": config.controller.ladder.max_replicas,
+                # The ladder has waited long enough; Serve need not wait again.
+                "upscale_delay_s": 0,
+                "downscale_delay_s": 0,
+                "metrics_interval_s": 2,
+                "look_back_period_s": 4,
+                "policy": {"policy_function": "deploy.scaling:replicas_wanted"},
+            }
     return options
 
 
@@ -146,25 +158,6 @@ def engine_kwargs(config: DeployConfig) -> dict[str, Any]:
     return kwargs
 
 
-def scaling_options(config: DeployConfig) -> dict[str, Any]:
-    """Return the options that let the controller set the number of replicas; none where it may not."""
-    if not config.controller.ladder.scale:
-        return {}
-    return {
-        "autoscaling_config": {
-            # No initial_replicas: Serve goes back to that number with every change of the deployment, amid an overload too.
-            "min_replicas": config.replicas,
-            "max_replicas": config.controller.ladder.max_replicas,
-            # The ladder has waited long enough; Serve need not wait again.
-            "upscale_delay_s": 0,
-            "downscale_delay_s": 0,
-            "metrics_interval_s": 2,
-            "look_back_period_s": 4,
-            "policy": {"policy_function": "deploy.scaling:replicas_wanted"},
-        }
-    }
-
-
 def controller_actor(config: DeployConfig, env: dict[str, str], path: Path | None = None) -> DeploymentActorConfig:
     """Return the controller as an actor that Serve starts with the deployment and replaces when it dies."""
     return DeploymentActorConfig(
@@ -177,9 +170,3 @@ def controller_actor(config: DeployConfig, env: dict[str, str], path: Path | Non
         },
         actor_options={"num_cpus": 0, "runtime_env": {"env_vars": env}},
     )
-
-
-def default_threads(config: DeployConfig) -> int:
-    """Return the threads of each rank of each replica: the cores, shared out, at least one."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores // (config.replicas * config.engine.ranks))

@@ -67,9 +67,6 @@ def free_ports(count: int) -> list[int]:
     """Return ports of the loopback interface that nobody listens on at this moment.
 
     Neither the system nor Ray gives one of ``PORTS`` to somebody else before it is used.
-
-    Raises:
-        OSError: not so many are free.
     """
     found: list[int] = []
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):  # other code seeds the usual one

@@ -44,9 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     until_s = time.monotonic() + within_s
     try:
         host, _, port = (address := services.canonicalize_bootstrap_address_or_die("auto")).rpartition(":")
-        socket.create_connection(
-            (host.strip("[]"), int(port)), RAY_TIMEOUT_S
-        ).close()  # Ray asks for 40 s whoever is not there
+        # First, for Ray asks for 40 s whoever is not there.
+        socket.create_connection((host.strip("[]"), int(port)), RAY_TIMEOUT_S).close()
         gcs = GcsClient(address=address)  # from outside the cluster: a driver would end with the node
         node = own(living(gcs), own_addresses())
         drain(gcs, node, within_s - LEFT_S)

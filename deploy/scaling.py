@@ -10,11 +10,7 @@ DESIRED_KEY = "desired_replicas"  # in the autoscaling statistics; 0: the contro
 
 
 def replicas_wanted(context: Any) -> tuple[int, dict[str, Any]]:
-    """Return how many replicas there should be, and no state.
-
-    Args:
-        context: Serve's ``AutoscalingContext``.
-    """
+    """Return how many replicas there should be, given Serve's ``AutoscalingContext``, and no state."""
     series = (context.raw_metrics or {}).get(DESIRED_KEY) or {}
     said = [int(values[-1].value) for values in series.values() if len(values)]
     if not said:  # no replica has spoken yet: missing data argues against a change

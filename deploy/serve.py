@@ -45,7 +45,6 @@ def main(argv: list[str] | None = None) -> int:
         )
     try:
         config = load(args.config)
-        check_versions()
         preflight(config)
         if args.check:
             return check(config, args.config)
@@ -59,11 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check(config: DeployConfig, path: Path) -> int:
-    """Ask vLLM too, and say what the file describes; returns the exit status.
-
-    Raises:
-        ConfigError: what vLLM cannot use.
-    """
+    """Ask vLLM too, and say what the file describes; returns the exit status."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from deploy.startup.model_check import check_engine, check_model
 
@@ -112,22 +107,11 @@ def _die_with_parent(mask: set[signal.Signals]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def check_versions() -> None:
-    """Refuse a version of Ray or vLLM that the service was not tested with, or warn of it where it is allowed.
-
-    Raises:
-        ValueError: see ``versions.check``.
-    """
-    from nestedfp.hooks import versions
-
-    if warning := versions.check(versions.TESTED_BY_SERVICE):
-        print(f"warning: {warning}", file=sys.stderr)
-
-
 def preflight(config: DeployConfig) -> None:
     """Check in milliseconds what would otherwise fail after a minute of start-up.
 
     Raises:
+        ValueError: the service was not tested with this version of Ray or vLLM.
         ConfigError: a CPU engine has no size for its KV cache, or there are too few GPUs.
         HAProxyMissing: there is none.
         CheckpointError: a shard is missing or damaged.
@@ -136,7 +120,10 @@ def preflight(config: DeployConfig) -> None:
     from deploy.haproxy import launcher
     from deploy.startup.accelerator import resolve, visible_gpus
     from nestedfp.checkpoint import read_weights
+    from nestedfp.hooks import versions
 
+    if warning := versions.check(versions.TESTED_BY_SERVICE):
+        print(f"warning: {warning}", file=sys.stderr)
     if (path := keys.path_of(config.http.keys_file)) is not None:
         keys.load(path)
     if config.model.load_format != "dummy":
@@ -158,11 +145,7 @@ def preflight(config: DeployConfig) -> None:
 
 
 def check_port(config: DeployConfig) -> None:
-    """Refuse to start where somebody else listens.
-
-    Raises:
-        ConfigError: with what to change.
-    """
+    """Refuse to start where somebody else listens."""
     import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -289,11 +272,7 @@ def keep_logs(session: Path, runs: Path = REPOSITORY / "runs") -> None:
 
 
 def wait_for_http(url: str, timeout_s: float = 60.0) -> None:
-    """Wait until a replica says through HTTP that it is ready.
-
-    Raises:
-        RuntimeError: when it does not in time.
-    """
+    """Wait until a replica says through HTTP that it is ready; ``RuntimeError`` when it does not in time."""
     import httpx
 
     deadline_s = time.monotonic() + timeout_s
@@ -309,13 +288,7 @@ def wait_for_http(url: str, timeout_s: float = 60.0) -> None:
 
 
 def next_steps(config: DeployConfig, url: str, key: str) -> str:
-    """Return the lines: a request, the pages, the admin key.
-
-    Args:
-        config: of the service.
-        url: where it listens.
-        key: where the admin key is, in words.
-    """
+    """Return the lines: a request, the pages, and where the admin key is."""
     from deploy.access.keys import path_of
 
     body = json.dumps({"model": config.model.id, "prompt": "Once upon a time", "max_tokens": 40})

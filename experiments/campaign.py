@@ -59,15 +59,10 @@ class Campaign:
     step_log: Path | None = None
 
     def measure(self, wanted: Sequence[str], port: int, deadline_s: float = float("inf")) -> bool:
-        """Run everything; reports that are there already are left.
+        """Run the runs of these names; reports that are there already are left.
 
-        Args:
-            wanted: names of runs.
-            port: of loopback, for the systems.
-            deadline_s: of ``time.monotonic``; no load test begins that could not end before it.
-
-        Returns:
-            Whether every load test ended well. What failed is said, and the others go on.
+        Begins no load test that could not end before ``deadline_s`` of ``time.monotonic``. Returns whether every one ended
+        well; what failed is said, and the others go on.
         """
         whole = True
         load = self.experiment.load

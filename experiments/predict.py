@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 
 from controller.config import ControllerConfig
@@ -100,35 +101,26 @@ def predict(
     table: Path,
     say: Callable[[str], None],
 ) -> Predictions:
-    """Simulate every run of this service that kills nothing.
-
-    Args:
-        experiment: with the runs.
-        trace: CSV.
-        table: step costs of the engine.
-        say: gets a line of progress for every run.
+    """Simulate every run of this service that kills nothing; ``say`` gets a line of progress for each.
 
     Raises:
         ExperimentError, SimulationError, TraceError: with one readable line.
     """
     found, limited = [], limited_table(table, experiment)
-    for rate in experiment.load.rates_rps:
-        for seed in experiment.load.seeds:
-            replayed = arrivals(experiment, trace, rate, seed)
-            for run in experiment.runs:
-                if run.system != "nestedfp" or run.kill is not None:
-                    continue
-                config = ControllerConfig.model_validate(controller_section(experiment.slo, run))
-                scenario = Scenario(
-                    replicas=experiment.replicas, rest_s=REST_S, pinned_share=run.exact_share, seed=seed
-                )
-                summary, _ = simulate(limited, replayed, config, scenario, FRONT_MS)
-                told = summary.model_dump(include=set(Prediction.model_fields))
-                told |= {"policy": run.name, "rate_rps": rate, "seed": seed}
-                found.append(Prediction.model_validate(told))
-                exact = 100 * (summary.exact_answer_share or 0)
-                say(
-                    f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * summary.slo_attainment:.1f} % in the SLO, "
-                    f"{exact:.1f} % exact answers"
-                )
+    for rate, seed in product(experiment.load.rates_rps, experiment.load.seeds):
+        replayed = arrivals(experiment, trace, rate, seed)
+        for run in experiment.runs:
+            if run.system != "nestedfp" or run.kill is not None:
+                continue
+            config = ControllerConfig.model_validate(controller_section(experiment.slo, run))
+            scenario = Scenario(replicas=experiment.replicas, rest_s=REST_S, pinned_share=run.exact_share, seed=seed)
+            summary, _ = simulate(limited, replayed, config, scenario, FRONT_MS)
+            told = summary.model_dump(include=set(Prediction.model_fields))
+            told |= {"policy": run.name, "rate_rps": rate, "seed": seed}
+            found.append(Prediction.model_validate(told))
+            exact = 100 * (summary.exact_answer_share or 0)
+            say(
+                f"{run.name} at {rate:g} requests/s, seed {seed}: {100 * summary.slo_attainment:.1f} % in the SLO, "
+                f"{exact:.1f} % exact answers"
+            )
     return Predictions(table=table.name, front_ms=FRONT_MS, runs=tuple(found))

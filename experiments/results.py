@@ -1,6 +1,7 @@
 """Reports of an experiment's load tests -> one summary. python -m docs.tables shows it."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -42,17 +43,15 @@ def collect(experiment: Experiment, out: Path) -> Results:
         ExperimentError: when there is none, or one of another version.
     """
     cells = []
-    for run in experiment.runs:
-        for rate in experiment.load.rates_rps:
-            for seed in experiment.load.seeds:
-                for path in sorted((out / "runs" / run.name / f"{rate:g}-{seed}").glob("*/summary.json")):
-                    try:
-                        for told in json.loads(path.read_text())["runs"]:
-                            cells.append(_cell(run, rate, seed, RunSummary.model_validate(told), experiment.slo))
-                    except ValidationError as error:
-                        raise ExperimentError(
-                            f"{path.parent}: a report of another version ({_first_key(error)}); run that load test again"
-                        ) from error
+    for run, rate, seed in product(experiment.runs, experiment.load.rates_rps, experiment.load.seeds):
+        for path in sorted((out / "runs" / run.name / f"{rate:g}-{seed}").glob("*/summary.json")):
+            try:
+                for told in json.loads(path.read_text())["runs"]:
+                    cells.append(_cell(run, rate, seed, RunSummary.model_validate(told), experiment.slo))
+            except ValidationError as error:
+                raise ExperimentError(
+                    f"{path.parent}: a report of another version ({_first_key(error)}); run that load test again"
+                ) from error
     if not cells:
         raise ExperimentError(
             f"{out}: expected reports in runs/<name>/<rate>-<seed>/, found none: run the experiment first"

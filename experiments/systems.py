@@ -58,10 +58,7 @@ def running(
 ) -> Iterator[tuple[RunningSystem, Path]]:
     """Give a system that runs, and its configuration's file; stop it at the end.
 
-    Args:
-        port: of loopback.
-        log_folder: keeps in a folder of the system's its log, and those of this service's replicas, engines and controller.
-        step_log: as in ``engine_of``.
+    ``log_folder`` keeps in a folder of the system's its log, and those of this service's replicas, engines and controller.
 
     Raises:
         ExperimentError: when it does not start, with the end of its log.
@@ -84,9 +81,7 @@ def running(
 def keep_replica_logs(said: Path, kept: Path) -> None:
     """Copy what replicas, engines and the controller logged, which a service that stops takes with it.
 
-    Args:
-        said: what its start-up command wrote, which names the folder of logs; a peer's names none, and nothing is copied.
-        kept: the folder that gets them, in place of those of a run before.
+    What its start-up command has ``said`` names the folder of logs; a peer's names none, and nothing is copied.
     """
     if (named := LOGS.search(said.read_text())) is None:
         return

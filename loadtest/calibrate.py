@@ -52,11 +52,7 @@ def carried_rps(
 
 
 def carried(records: Sequence[RequestRecord], probe_s: float, mean_output_tokens: float) -> float:
-    """Return what a closed loop got through, in requests of the mean length per second.
-
-    Raises:
-        LoadtestError: as ``carried_rps``.
-    """
+    """Return what a closed loop got through, in requests of the mean length per second. Raises as ``carried_rps``."""
     failed = [record.error for record in records if record.error and record.status not in REFUSALS]
     if errors := [error for error in failed if not error.startswith(CUT)]:
         raise LoadtestError(

@@ -7,11 +7,7 @@ PERIOD_S = 5.0
 
 
 class Progress:
-    """``say`` may be called as often as one likes; it prints every few seconds.
-
-    Args:
-        file: to print to; None: standard output.
-    """
+    """``say`` may be called as often as one likes; it prints every few seconds."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file, self._last_s = file, -PERIOD_S

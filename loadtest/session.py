@@ -42,10 +42,7 @@ START_LIMIT_S = 900.0  # of the service
 def run_loadtest(config: LoadtestConfig, progress: Progress, key: str | None = None) -> Path:
     """Run everything; returns the path of the report. Finished runs are reported even when a later one fails.
 
-    Args:
-        config: what is to be done.
-        progress: told of it.
-        key: of a running service; None: the one that the configuration, or the environment, names.
+    The key is that of a running service; None: the one that the configuration, or the environment, names.
 
     Raises:
         InputError: what was given cannot be used.

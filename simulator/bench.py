@@ -66,11 +66,7 @@ def simulate(
     front_ms: float = 0.0,
     **observer: Any,
 ) -> tuple[SimulationSummary, RunResult]:
-    """Run one policy on arrivals.
-
-    Args:
-        front_ms: what a first token takes beside the engine.
-    """
+    """Run one policy on arrivals; a first token takes ``front_ms`` beside the engine."""
     result = Cluster(table, config, scenario, **observer).run(make_requests(arrivals, scenario))
     return summarise(result, config, front_ms), result
 

@@ -8,7 +8,7 @@ from controller.audit import DecisionRecord, StatusReport
 from controller.config import ControllerConfig
 from controller.decide.loop import ControlLoop, Effects
 from controller.messages import ReplicaSnapshot
-from controller.protocol import DirectiveFollower
+from controller.protocol.follower import DirectiveFollower
 from nestedfp.modes import DirectiveMode, Mode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO

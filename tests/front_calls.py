@@ -90,7 +90,7 @@ def front(
         meter or PathMeter(),
         standing or PeerView(),
         LIMIT,
-        keys,
+        keys or Keys(),
         queueing or Queueing(),
     )
     return Front(SimpleNamespace(state=SimpleNamespace(openai_serving_models=Models())), generate)

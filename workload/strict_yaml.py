@@ -17,12 +17,7 @@ class YamlFileError(ValueError):
 
 
 class DuplicateKeyError(yaml.YAMLError):
-    """A mapping has a key twice.
-
-    Args:
-        key: that stands there twice.
-        first_line, line: where, counted from 1.
-    """
+    """A mapping has a key twice, in these lines, counted from 1."""
 
     def __init__(self, key: object, first_line: int, line: int) -> None:
         super().__init__(

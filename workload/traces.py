@@ -34,17 +34,12 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a trace.
+    """One request of a trace."""
 
-    Attributes:
-        at_s: after the start of the trace.
-        blocks: ids of the parts of ``block_tokens`` of its prompt, from the beginning on; (): nothing is shared.
-    """
-
-    at_s: float
+    at_s: float  # after the start of the trace
     prompt_tokens: int
     output_tokens: int
-    blocks: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()  # ids of the parts of ``block_tokens`` of its prompt, from the beginning on
     block_tokens: int = 0
 
 

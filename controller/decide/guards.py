@@ -10,7 +10,7 @@ from typing import Any
 
 from controller.fleet.view import Replicas, ids_of
 from controller.policies.base import Decision, Observation, PolicySpec
-from controller.protocol import NO_RULE, Content
+from controller.protocol.publisher import NO_RULE, Content
 from nestedfp.modes import DirectiveMode
 from workload.frozen import FrozenModel
 

@@ -14,12 +14,7 @@ Held = tuple[DirectiveMode | None, str]
 
 
 class DecisionJournal:
-    """Knows what has been recorded, and numbers the decisions.
-
-    Args:
-        start: what the first directive asks for.
-        reason: why.
-    """
+    """Knows what has been recorded, and numbers the decisions; ``start`` is what the first directive asks for."""
 
     def __init__(self, start: Content, reason: str) -> None:
         self.last_reason = reason  # of the latest step

@@ -19,7 +19,7 @@ from controller.fleet.view import Replicas, ReplicaView
 from controller.messages import Directive, DirectiveAck, Fallback, ReplicaSnapshot, ReplicaState, Terms
 from controller.policies import POLICIES
 from controller.policies.base import Decision, Observation
-from controller.protocol import NO_RULE, Content, DirectivePublisher, lease_expired
+from controller.protocol.publisher import NO_RULE, Content, DirectivePublisher, lease_expired
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.slo_rule import exact_steps
 
@@ -90,11 +90,7 @@ class ControlLoop:
         self._publisher.on_report(now_s, ack.replica_id, ack.epoch, ack.directive)
 
     def override(self, now_s: float, mode: DirectiveMode, ttl_s: float | None = None) -> Effects:
-        """Put the operator's mode in force at once; ``auto`` hands back to the policy.
-
-        Raises:
-            ValueError: for a ``ttl_s`` that is not positive, or one given with ``auto``; nothing changes then.
-        """
+        """Put the operator's mode in force at once; ``auto`` hands back to the policy. Raises as ``Override.set``."""
         self._begin(now_s)
         self._override.set(now_s, mode, ttl_s)
         self._spoken = True

@@ -357,20 +357,17 @@ def measure(
     rates = [view.rates for view in seen if view.rates is not None and not path_limit.limits(view)]
     judged = sum([rate.slo_evaluated for rate in rates])
     met = sum([rate.within_slo for rate in rates])
-    spec = POLICIES[config.policy.name]
-    if not spec.adaptive:
-        degraded = True  # as far as it may be
-    else:  # it is fast, and not FP8 alone, where it gives way
-        degraded = not any([current.mode_for(replica_id) is DirectiveMode.FP16 for replica_id in ids_of(seen)])
+    exact = sum([current.mode_for(replica_id) is DirectiveMode.FP16 for replica_id in ids_of(seen)])
     return Strain(
         now_s=now_s,
         replicas=len(seen),
-        fully_degraded=degraded,
+        # As far as the policy may; one that gives way is fast then, and not FP8 alone.
+        fully_degraded=exact == 0 or not POLICIES[config.policy.name].adaptive,
         offered_over_admitted=offered_over_admitted,
         over_slo=sum([wait_s > slo_s for wait_s in waits_s]),
         over_half_slo=sum([wait_s > slo_s / 2 for wait_s in waits_s]),
         draining=growth <= -DRAIN_PER_S * queued,  # 0 <= 0 where nothing waits
-        exact_replicas=sum([current.mode_for(replica_id) is DirectiveMode.FP16 for replica_id in ids_of(seen)]),
+        exact_replicas=exact,
         missed_share=None if judged < FEWEST_JUDGED else max(0.0, 1.0 - met / judged),
         slow=2 * sum([_is_slow(view, config.slo) for view in seen]) >= len(seen) > 0,
         fitting_share=max(

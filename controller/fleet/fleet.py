@@ -80,11 +80,7 @@ class _Replica:
 
 
 class Fleet:
-    """All replicas that have reported lately.
-
-    Args:
-        slo: objectives, against which the delays of the path count as long.
-    """
+    """All replicas that have reported lately; by the SLO the delays of a path count as long."""
 
     def __init__(self, slo: Slo = USUAL_SLO) -> None:
         self.slo = slo

@@ -69,12 +69,7 @@ class ControllerActor:
         self._news = asyncio.Event()  # a snapshot since the last step
 
     def inherit(self, mode: str, remaining_s: float | None) -> None:
-        """Begin under the override of the controller that this one takes the place of.
-
-        Args:
-            mode: fp16 or fp8.
-            remaining_s: how long it holds from now on; None: until it is handed back.
-        """
+        """Begin under the override, fp16 or fp8, of the controller that this one takes the place of; None: it has no end."""
         if remaining_s != 0:
             self._write(self._loop.override(time.monotonic(), DirectiveMode(mode), remaining_s))
 
@@ -96,15 +91,7 @@ class ControllerActor:
     async def next_directive(
         self, replica_id: str, ack: Mapping[str, Any] | None = None, seen: str | None = None
     ) -> dict[str, Any] | None:
-        """Take a replica's acknowledgement, and answer with the next directive, or after ``RENEW_S`` with the same one.
-
-        Args:
-            replica_id: of the caller.
-            ack: its answer to the directive that it was told last.
-            seen: ``token`` of that directive.
-
-        Returns:
-            ``{"token": text, "directive": {...}}``; None: ask again.
+        """Take a replica's acknowledgement of the directive that it was told last, and answer as ``Delivery.next``.
 
         Raises:
             ValueError: when the acknowledgement is malformed; nothing changes then.

@@ -13,11 +13,7 @@ LOOK_EVERY_S = 1.0
 
 
 class ConfigFile(WatchedFile):
-    """A configuration file; looks for a change once a second at most.
-
-    Args:
-        path: the file; None for a controller that was given its configuration otherwise.
-    """
+    """A configuration file, looked at once a second at most; None: the controller was given its configuration otherwise."""
 
     def __init__(self, path: str | None) -> None:
         self.path = None if path is None else Path(path)
@@ -43,16 +39,11 @@ class ConfigFile(WatchedFile):
             raise ValueError(f"{self.path}: {explain(error, f'{SECTION}.')}") from None
 
     def at_start(self, given: ControllerConfig) -> tuple[ControllerConfig, str | None]:
-        """Return what a controller begins with, and why it is not what the file says.
+        """Return what a controller begins with, and what is wrong with the file; None: nothing, or there is no file.
 
-        The file's section, where there is one: who takes a dead controller's place was given what the service was deployed with,
-        and its predecessor may have reloaded the file since.
-
-        Args:
-            given: what it begins with where there is no file, or none that replicas which run could go on under.
-
-        Returns:
-            The configuration, and what is wrong with the file; None: nothing, or there is no file.
+        That is the file's section, where there is one: who takes a dead controller's place was given what the service was
+        deployed with, and its predecessor may have reloaded the file since. It is ``given`` where running replicas could not go
+        on under it.
         """
         if self.path is None:
             return given, None

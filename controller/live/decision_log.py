@@ -8,25 +8,19 @@ from typing import Any
 
 from controller.audit import DecisionRecord
 
-MAX_FILE_BYTES = 16 << 20
-FILES_KEPT = 4
+MAX_FILE_BYTES = 16 << 20  # after which a new file is begun
+FILES_KEPT = 4  # older ones, as ``path.1`` (the newest of them) and so on
 DECISIONS_KEPT = 1000  # in memory
 
 
 class RotatingLines:
-    """Appends lines to a file that the standard library rotates.
+    """Appends lines to a file that the standard library rotates, in a folder that is made."""
 
-    Args:
-        path: the file; its folder is made.
-        max_bytes: size after which a new file is begun.
-        files_kept: older files that stay, as ``path.1`` (the newest of them) and so on.
-    """
-
-    def __init__(self, path: str, max_bytes: int = MAX_FILE_BYTES, files_kept: int = FILES_KEPT) -> None:
+    def __init__(self, path: str) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         # The handler alone, without a logger: it brings rotation, and no configuration of logging can divert it.
         self._handler = logging.handlers.RotatingFileHandler(
-            path, maxBytes=max_bytes, backupCount=files_kept, encoding="utf-8"
+            path, maxBytes=MAX_FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8"
         )
 
     def write(self, line: str) -> None:
@@ -39,11 +33,7 @@ class RotatingLines:
 
 
 class DecisionLog:
-    """Where the actor writes what the loop decided.
-
-    Args:
-        path: file to append to; None keeps the records in memory only.
-    """
+    """Where the actor writes what the loop decided: in memory, and in a file where there is a path."""
 
     def __init__(self, path: str | None, kept: int = DECISIONS_KEPT) -> None:
         self._decisions: deque[DecisionRecord] = deque(maxlen=kept)

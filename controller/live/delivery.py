@@ -13,11 +13,7 @@ BROADCASTS_SPAN_S = 3600.0  # whose times the status summarises
 
 
 class Delivery:
-    """Answers the replicas' calls, on one event loop.
-
-    Args:
-        loop: knows the replicas, what each must do, and takes their acknowledgements.
-    """
+    """Answers the replicas' calls, on one event loop."""
 
     def __init__(self, loop: ControlLoop) -> None:
         self._loop = loop

@@ -25,9 +25,7 @@ class Observation:
     replicas: Replicas  # sorted by replica_id
     current: DirectiveMode = DirectiveMode.FP16  # the directive in force, whoever put it there
     slo: Slo = USUAL_SLO
-    exceptions: Mapping[str, DirectiveMode] = field(
-        default_factory=dict
-    )  # replicas whose directive differs from current
+    exceptions: Mapping[str, DirectiveMode] = field(default_factory=dict)  # replicas with another one than current
 
     def mode_of(self, replica_id: str) -> DirectiveMode:
         """The directive of one replica."""

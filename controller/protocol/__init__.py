@@ -33,15 +33,3 @@ Follower (the replica), epoch F; 0 before the first directive:
 The fallback is the operator's order until its own time is over; then what the policy's directives say of it. It turns nobody away:
 its admission scale is 1.
 """
-
-from controller.protocol.follower import DirectiveFollower, InForce
-from controller.protocol.publisher import NO_RULE, Content, DirectivePublisher, lease_expired
-
-__all__ = [
-    "NO_RULE",
-    "Content",
-    "DirectiveFollower",
-    "DirectivePublisher",
-    "InForce",
-    "lease_expired",
-]

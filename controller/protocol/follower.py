@@ -26,10 +26,7 @@ class InForce:
 class DirectiveFollower:
     """The replica's end. A restarted replica starts at epoch 0 and catches up with its first call.
 
-    Args:
-        replica_id: goes into the acknowledgements.
-        mode: what is in force without a lease, until a directive brings another one, and without an order of the operator.
-        rule: likewise.
+    Without a lease ``mode`` and ``rule`` are in force, until a directive brings others, and without an order of the operator.
     """
 
     def __init__(self, replica_id: str, mode: DirectiveMode, rule: StepRule) -> None:

@@ -28,13 +28,7 @@ class Content:
 
 
 class DirectivePublisher:
-    """The controller's end.
-
-    Args:
-        terms: what comes with every directive.
-        mode: what the first directive says; ``rule`` and ``reason`` likewise.
-        epoch: of the first directive.
-    """
+    """The controller's end; ``terms`` come with every directive, the rest is what the first one says."""
 
     def __init__(
         self, terms: Terms, mode: DirectiveMode, rule: StepRule = NO_RULE, reason: str = "start", epoch: int = 1
@@ -58,8 +52,7 @@ class DirectivePublisher:
     def set_terms(self, terms: Terms, *, goes_on: bool = False) -> None:
         """Change what comes with every directive.
 
-        Args:
-            goes_on: without a lease a replica goes on as the directive has it, unless that is an operator's order.
+        With ``goes_on`` a replica without a lease goes on as the directive has it, unless that is an operator's order.
         """
         if (terms, goes_on) != (self.terms, self._goes_on):
             self.terms, self._goes_on = terms, goes_on

@@ -26,11 +26,7 @@ SAY_DROPPED_EVERY_S = 10.0
 
 
 def line_of(access: Mapping[str, Any]) -> str:
-    """Return a line, a JSON object in ASCII, so that no character ends it; what is not known is null.
-
-    Args:
-        access: ``deploy.front.context.RequestContext.access``.
-    """
+    """Return a line of ``RequestContext.access``: JSON in ASCII, so that no character ends it; what is not known is null."""
     when = datetime.fromtimestamp(access["time"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     fields = {**access, "time": when, "id": _cut(access["id"]), "model": _cut(access["model"])}
     return json.dumps(fields, separators=(",", ":"))
@@ -41,12 +37,7 @@ def _cut(value: str | None) -> str | None:
 
 
 class AccessLog:
-    """Writes lines in a thread of its own.
-
-    Args:
-        write: appends a line; called by the thread alone.
-        waiting: lines that may wait for the disk.
-    """
+    """Hands lines to ``write``, in a thread of its own; ``waiting`` lines may wait for the disk."""
 
     def __init__(self, write: Callable[[str], None], waiting: int = WAITING_LINES) -> None:
         self._write = write

@@ -38,12 +38,7 @@ class Reason(enum.StrEnum):
 
 
 class NoRoom(Exception):
-    """A request is refused.
-
-    Args:
-        priority: of the request.
-        retry_after_s: when it may be otherwise, whole seconds.
-    """
+    """A request is refused; after ``retry_after_s``, whole seconds, it may be otherwise."""
 
     def __init__(self, reason: Reason, priority: Priority, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -51,19 +46,12 @@ class NoRoom(Exception):
 
 
 class Asked(NamedTuple):
-    """What a request asks of the engine.
-
-    Attributes:
-        prompts: of one request.
-        samples: sequences for each prompt.
-        prompt_tokens: of all prompts; an estimate until they are tokenized.
-        output_tokens: of each sequence at most; None: the request sets no limit.
-    """
+    """What a request asks of the engine."""
 
     prompts: int = 1
-    samples: int = 1
-    prompt_tokens: int = 0
-    output_tokens: int | None = 0
+    samples: int = 1  # sequences for each prompt
+    prompt_tokens: int = 0  # of all prompts; an estimate until they are tokenized
+    output_tokens: int | None = 0  # of each sequence at most; None: the request sets no limit
 
     @property
     def sequences(self) -> int:
@@ -116,8 +104,7 @@ class Place:
     def leave(self, completion_tokens: int = 0) -> None:
         """The request has ended, however it did.
 
-        Args:
-            completion_tokens: of all its sequences. Without one the engine has not answered, and no place became free in it.
+        Without completion tokens, of all its sequences, the engine has not answered, and no place became free in it.
         """
         door = self._admission
         assert door._by_class[self.priority] >= self.sequences, "leave without enter"

@@ -90,17 +90,13 @@ class KeyEntry(FrozenModel):
         return digits
 
     @model_validator(mode="after")
-    def _share_of_something(self) -> Self:
+    def _agrees_with_itself(self) -> Self:
         if self.pinned_token_share is not None and self.tokens_per_minute is None:
             raise ValueError("pinned_token_share needs tokens_per_minute, which it is a share of")
         if self.pinned_token_share is not None and AskedPrecision.EXACT not in self.allowed:
             raise ValueError(
                 "pinned_token_share needs the role pin or admin, or exact among precisions: a user cannot pin"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _allowed_by_default(self) -> Self:
         if self.precision not in self.allowed:
             raise ValueError(
                 f"precision: requests that say nothing would ask for {self.precision}, and the key may ask for "
@@ -172,12 +168,7 @@ class Unauthorized(Refused):
 
 
 class Bucket:
-    """An allowance that refills evenly; it may be overdrawn by what turns out to have been used.
-
-    Args:
-        per_minute: of the whole service.
-        clock: seconds, monotonic.
-    """
+    """An allowance that refills evenly; it may be overdrawn by what turns out to have been used."""
 
     def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
         self._per_minute = per_minute
@@ -212,13 +203,7 @@ def named(allowed: frozenset[AskedPrecision]) -> str:
 
 
 class Holder:
-    """A key's name, role, class and quotas on this replica.
-
-    Args:
-        entry: of the file.
-        parts: returns how many replicas share the limits.
-        clock: seconds, monotonic.
-    """
+    """A key's name, role, class and quotas on this replica; ``parts`` returns how many replicas share the limits."""
 
     def __init__(self, entry: KeyEntry, parts: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self.role, self.priority = entry.name, entry.role, entry.priority
@@ -268,15 +253,10 @@ class Holder:
 
 
 class Keys:
-    """All keys; finds the holder of a request's. Takes the file up again when it changes, so that a key can be withdrawn.
+    """All keys; finds the holder of a request's. Without a file everybody is let in; ``parts`` as in ``Holder``.
 
-    Args:
-        path: of the file; None: no keys are configured, and everybody is let in.
-        parts: returns how many replicas share the limits.
-        clock: seconds, monotonic.
-
-    Raises:
-        ConfigError: the file cannot be used. One that is damaged later changes nothing, and the log says so.
+    Takes the file up again when it changes, so that a key can be withdrawn. One that is damaged later changes nothing, and the
+    log says so; at the start it is a ``ConfigError``.
     """
 
     def __init__(

@@ -12,11 +12,7 @@ FORGOTTEN_AFTER_S = 30.0  # without a queue: whoever comes then is let in, and s
 
 
 class Pace:
-    """Sequences and tokens that make room, per second of time in which others waited.
-
-    Args:
-        now_s: clock of all later calls, in seconds.
-    """
+    """Sequences and tokens that make room, per second of time in which others waited, by the clock that every call brings."""
 
     def __init__(self, now_s: float) -> None:
         self._at_s = self._queue_at_s = now_s

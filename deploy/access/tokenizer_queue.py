@@ -16,8 +16,7 @@ SHORT_BYTES = 1 << 13  # of a body, which is read in 0.02 s at most
 def install(executor: Executor) -> None:
     """Have a renderer's executor leave long requests of the front to another, and note that they are read.
 
-    Args:
-        executor: vLLM's tokenizers may be used from several threads; each has a copy.
+    vLLM's tokenizers may be used from several threads; each has a copy.
     """
     short, long = executor.submit, ThreadPoolExecutor(1, "long-texts").submit
 

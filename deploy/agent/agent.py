@@ -8,12 +8,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from controller.config import RENEW_S, REPORT_PERIOD_S, ControllerConfig
 from controller.messages import Directive, ReplicaSnapshot
-from controller.protocol import DirectiveFollower
+from controller.protocol.follower import DirectiveFollower
 from deploy.access.admission import Admission
 from deploy.front.context import PathMeter
 from deploy.replica.health_routes import DEAD, EngineHung
@@ -36,49 +36,26 @@ CALL_TIMEOUT_S = 2 * RENEW_S
 PAUSE_S = 0.1  # after a call that failed: a new controller is there soon
 
 
+@dataclass(eq=False)
 class ReplicaAgent:
-    """Control-plane agent of one replica.
+    """Control-plane agent of one replica."""
 
-    Args:
-        replica_id: the name of the replica in the controller's status.
-        engine: calls a utility of the engine core by name.
-        report: sends a snapshot to the controller; raises where that cannot be reached.
-        call: waits for the controller's next directive; may raise while no controller can be reached.
-        config: objectives, and the policy, from which follows what holds when the controller's lease runs out.
-        admission: the replica's admission control, whose scale the controller sets; None: a replica without one.
-        meter: of the path that the replica's requests take; None: a replica without one.
-        dead: whether the engine has ended. Its process may end while nobody waits for an answer of it.
-        give_up: ends every request that is in the engine with an error.
+    replica_id: str  # in the controller's status
+    engine: EngineCall
+    report: Callable[[dict[str, Any]], Awaitable[None]]  # sends a snapshot; raises where no controller can be reached
+    call: Call  # waits for the controller's next directive; may raise likewise
+    config: ControllerConfig  # objectives, and the policy, from which follows what holds when the lease runs out
+    admission: Admission  # its scale is the controller's to set
+    meter: PathMeter  # of the path that the replica's requests take
+    dead: Callable[[], bool] = lambda: False  # whether the engine has ended, also while nobody asks it
+    give_up: Callable[[Exception], None] = lambda error: None  # ends every request that is in the engine with an error
+    stats: dict[str, Any] | None = None  # the engine's newest (``nestedfp_stats``); None before its first answer
 
-    Attributes:
-        stats: the engine's newest statistics (``nestedfp_stats``); None before its first answer.
-    """
-
-    def __init__(
-        self,
-        replica_id: str,
-        engine: EngineCall,
-        report: Callable[[dict[str, Any]], Awaitable[None]],
-        call: Call,
-        config: ControllerConfig,
-        admission: Admission | None = None,
-        meter: PathMeter | None = None,
-        dead: Callable[[], bool] = lambda: False,
-        give_up: Callable[[Exception], None] = lambda error: None,
-    ) -> None:
-        self._dead = dead
-        self._give_up = give_up
-        self._id = replica_id
-        self._engine = engine
-        self._send = report
-        self._admission = admission or Admission(None, sequences=1)
+    def __post_init__(self) -> None:
         self._started_s = time.monotonic()
-        self._follower = DirectiveFollower(replica_id, *config.lapsed)
-        self._call = call
+        self._follower = DirectiveFollower(self.replica_id, *self.config.lapsed)
         self._applied: dict[str, Any] | None = None  # what the engine was told last
-        self._meter = meter or PathMeter()
-        self._meter.slo = config.slo
-        self.stats: dict[str, Any] | None = None
+        self.meter.slo = self.config.slo
         self._stats_at_s = 0.0
         self._seq = 0
         self._following: asyncio.Task[None] | None = None
@@ -96,7 +73,7 @@ class ReplicaAgent:
         self._started_s = time.monotonic()
         await self._put_in_force()
         self._stats_at_s = self._started_s
-        loops = (self._poll_engine(), self._watch_engine(), self._report(), self._listen(), self._meter.probe())
+        loops = (self._poll_engine(), self._watch_engine(), self._report(), self._listen(), self.meter.probe())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPORT_TIMEOUT_S + ENGINE_TIMEOUT_S):
@@ -119,7 +96,7 @@ class ReplicaAgent:
         while True:
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
-                    answer = await self._call(ack, seen)
+                    answer = await self.call(ack, seen)
             except Exception as error:
                 if reachable:
                     log.warning(
@@ -150,12 +127,11 @@ class ReplicaAgent:
         self._follow()
         if self._following is not None:
             await asyncio.wait({self._following}, timeout=RENEW_S)  # an engine in a long step must not cost the lease
-        acked: dict[str, Any] = ack.model_dump(mode="json")
-        return acked if self._wanted() is None else None
+        return ack.model_dump(mode="json") if self._wanted() is None else None
 
     def _follow(self) -> None:
         """Have the engine follow, beside the reports: one that hangs must not keep its replica from saying so."""
-        if self._dead() or not (self._following is None or self._following.done()):
+        if self.dead() or not (self._following is None or self._following.done()):
             return
         self._following = asyncio.create_task(self._put_in_force())
         self._following.add_done_callback(_log_failure)
@@ -163,13 +139,13 @@ class ReplicaAgent:
     async def _put_in_force(self) -> None:
         """Bring the engine in line with the follower; it answers between two steps."""
         while (wanted := self._wanted()) is not None:
-            await self._engine("nestedfp_set_directive", wanted)
+            await self.engine("nestedfp_set_directive", wanted)
             self._applied = wanted
 
     def _wanted(self) -> dict[str, Any] | None:
         """The directive that the engine must be told; None: it knows. Admission follows at once."""
         force = self._follower.in_force(time.monotonic())
-        self._admission.scale = force.admission_scale
+        self.admission.scale = force.admission_scale
         wanted = {"mode": force.mode.value, "epoch": force.epoch, "rule": asdict(force.rule)}
         return None if wanted == self._applied else wanted
 
@@ -215,7 +191,7 @@ class ReplicaAgent:
 
         Its engine has died, or for ``HUNG_AFTER_S`` has not answered, or has had work and made no step.
         """
-        if self._dead():
+        if self.dead():
             return DEAD
         if self.stats_age_s > HUNG_AFTER_S:
             return f"its engine has not answered for {self.stats_age_s:.0f} s: it hangs"
@@ -229,11 +205,7 @@ class ReplicaAgent:
         return self.stats_age_s > LATE_AFTER_S
 
     def check_engine(self) -> None:
-        """Fail where the engine has died or hangs.
-
-        Raises:
-            RuntimeError: with the reason.
-        """
+        """Raise ``RuntimeError``, with the reason, where the engine has died or hangs."""
         if (fault := self.fault) is not None:
             raise RuntimeError(fault)
 
@@ -245,17 +217,17 @@ class ReplicaAgent:
             began_s = time.monotonic()
             try:
                 # Not cancelled at the limit: a late answer is an answer.
-                call = asyncio.ensure_future(self._engine("nestedfp_stats"))
+                call = asyncio.ensure_future(self.engine("nestedfp_stats"))
                 while not (await asyncio.wait({call}, timeout=ENGINE_TIMEOUT_S))[0]:
-                    if self._dead():  # nobody will answer this call
+                    if self.dead():  # nobody will answer this call
                         call.cancel()
                         return
                     log.warning("the engine has not answered for %.0f s", time.monotonic() - self._stats_at_s)
-                stats: dict[str, Any] = call.result()
-                self.stats, self._stats_at_s = stats, time.monotonic()
-                self._admission.engine_has(stats["running"], stats["waiting"])
+                self.stats = stats = call.result()
+                self._stats_at_s = time.monotonic()
+                self.admission.engine_has(stats["running"], stats["waiting"])
             except Exception as error:
-                if self._dead():
+                if self.dead():
                     return
                 log.error("the engine does not answer; the health check will replace this replica: %r", error)
                 await asyncio.sleep(1.0)
@@ -274,7 +246,7 @@ class ReplicaAgent:
             # By looks and not by the clock: after a pause of this process itself a sound engine has been silent for long, too.
             # Again and again: a request on its way into the engine may have arrived since. vLLM ends those of a dead one.
             if fault is not None and fault != DEAD and looks * WATCH_PERIOD_S > GIVEN_UP_AFTER_S:
-                self._give_up(EngineHung(f"this replica is to be replaced: {fault}"))
+                self.give_up(EngineHung(f"this replica is to be replaced: {fault}"))
             await asyncio.sleep(WATCH_PERIOD_S)
 
     async def _report(self) -> None:
@@ -287,19 +259,16 @@ class ReplicaAgent:
                 self._lapsed = force.expired
                 self._follow()
                 if (latest := self._follower.latest) is not None and latest.slo is not None:
-                    self._meter.slo = latest.slo
+                    self.meter.slo = latest.slo
                 if self.stats is not None:
-                    await self._report_once(began_s)
+                    snapshot = self.snapshot(began_s).model_dump(mode="json")
+                    with contextlib.suppress(Exception):  # the call for directives says so in the log
+                        # Not wait_for: up to Python 3.11 that may swallow a cancellation.
+                        async with asyncio.timeout(REPORT_TIMEOUT_S):
+                            await self.report(snapshot)
             except Exception:
                 log.exception("snapshot failed; trying again")
             await asyncio.sleep(max(0.0, REPORT_PERIOD_S - (time.monotonic() - began_s)))
-
-    async def _report_once(self, now_s: float) -> None:
-        snapshot = self.snapshot(now_s).model_dump(mode="json")
-        with contextlib.suppress(Exception):  # the call for directives says so in the log
-            # Not wait_for: up to Python 3.11 that may swallow a cancellation.
-            async with asyncio.timeout(REPORT_TIMEOUT_S):
-                await self._send(snapshot)
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
         """Build the replica's snapshot from the newest engine statistics."""
@@ -311,9 +280,9 @@ class ReplicaAgent:
         fault = self.fault
         if stats["oldest_wait_s"] > 0:  # they keep waiting while the engine is inside a long step
             stats["oldest_wait_s"] += age_s
-        ttft, tpot = self._meter.windows(now_s)
+        ttft, tpot = self.meter.windows(now_s)
         return ReplicaSnapshot(
-            replica_id=self._id,
+            replica_id=self.replica_id,
             seq=self._seq,
             ready=fault is None,
             fault=fault,
@@ -322,16 +291,16 @@ class ReplicaAgent:
             order=self._follower.order(now_s),
             desired_replicas=self._follower.desired_replicas,
             admission_scale=force.admission_scale,
-            inside_share=self._admission.inside_share,
-            refused=self._admission.refused,
-            slo_evaluated=self._meter.slo_evaluated,
-            within_slo=self._meter.within_slo,
+            inside_share=self.admission.inside_share,
+            refused=self.admission.refused,
+            slo_evaluated=self.meter.slo_evaluated,
+            within_slo=self.meter.within_slo,
             lease_remaining_s=self._follower.lease_remaining_s(now_s),
             ttft=ttft,
             tpot=tpot,
-            path=self._meter.stats(now_s),
+            path=self.meter.stats(now_s),
             stats_age_s=age_s,
-            **{f"answers_{answer}": self._meter.requests.answers[answer] for answer in Answer},
+            **{f"answers_{answer}": self.meter.requests.answers[answer] for answer in Answer},
             **stats,
         )
 

@@ -7,13 +7,9 @@ from deploy.front.routes.pages import Shown
 
 
 def room_page(directive: str, stats: Mapping[str, Any] | None, age_s: float) -> Shown:
-    """Return the page: ``exact|fast TOKENS FULL_TOKENS TOKENS_PER_S LOAD_SHARE PINNED_SHARE AGE_S``; 404 where the engine says
-    nothing of its room, or has not followed the directive yet.
+    """Return the page: ``exact|fast TOKENS FULL_TOKENS TOKENS_PER_S LOAD_SHARE PINNED_SHARE AGE_S``, the age of the statistics.
 
-    Args:
-        directive: in force: ``fp16``, ``fp8`` or ``auto``.
-        stats: of the engine; None: none yet.
-        age_s: of the statistics.
+    404 where the engine says nothing of its room, or has not followed the directive yet.
     """
     room = None if stats is None else stats["room"]
     if stats is None or room is None or stats["directive"] != directive:

@@ -94,8 +94,7 @@ class Control:
     async def status(self, authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
         """Mode, epoch and reason in force, and the state of every replica."""
         self._require_role(authorization)
-        result: dict[str, Any] = await self._ask("status")
-        return result
+        return await self._ask("status")
 
     @routes.api_route("/decisions", methods=READ)
     async def decisions(
@@ -105,8 +104,7 @@ class Control:
     ) -> list[dict[str, Any]]:
         """The controller's decisions with an id above ``since``, oldest first."""
         self._require_role(authorization)
-        result: list[dict[str, Any]] = await self._ask("decisions", since)
-        return result
+        return await self._ask("decisions", since)
 
     @routes.post("/admin/directive")
     async def set_directive(
@@ -114,22 +112,16 @@ class Control:
     ) -> dict[str, Any]:
         """Override the policy, or hand back to it. Needs ``Authorization: Bearer <admin key>``."""
         self._require_admin(authorization)
-        result: dict[str, Any] = await self._tell("set_override", body.mode.value, body.ttl_s)
-        return result
+        return await self._tell("set_override", body.mode.value, body.ttl_s)
 
     @routes.post("/admin/reload")
     async def reload(self, authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
         """Take the controller's section of the configuration file up again. Needs the admin key."""
         self._require_admin(authorization)
-        result: dict[str, Any] = await self._tell("reload")
-        return result
+        return await self._tell("reload")
 
     def _require_role(self, authorization: str | None) -> None:
-        """Let everybody in where no keys are configured, else holders of a key with the role admin, or of the admin key.
-
-        Raises:
-            HTTPException: 401 for no key or a wrong one, 403 for one with another role.
-        """
+        """Let everybody in where no keys are configured, else as ``_require_admin``."""
         if self._keys.configured:
             self._require_admin(authorization)
 
@@ -171,11 +163,7 @@ class Control:
     async def _tell(self, method: str, *args: Any) -> Any:
         """Give an order to every controller: while an update runs, the old replicas have one of their own.
 
-        Returns:
-            What the first answers.
-
-        Raises:
-            HTTPException: the first refusal, whatever the others did; 503 where nobody answers.
+        Returns what the first answers. The first refusal is raised, whatever the others did, and 503 where nobody answers.
         """
         calls = [_call(actor, method, *args) for actor in await self._controllers()]
         ends = await asyncio.gather(*calls, return_exceptions=True)

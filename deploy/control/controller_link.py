@@ -9,11 +9,7 @@ from deploy.control.controller_lookup import CONTROLLER_ACTOR
 
 
 class ServeControllerLink:
-    """Reaches the controller actor of this deployment; looks it up anew after a failure, because it may be a new one.
-
-    Args:
-        replica_id: of the caller.
-    """
+    """Reaches the controller actor of this deployment; looks it up anew after a failure, because it may be a new one."""
 
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
@@ -23,13 +19,8 @@ class ServeControllerLink:
         await self._ask("report", snapshot)
 
     async def next_directive(self, ack: dict[str, Any] | None, seen: str | None) -> dict[str, Any] | None:
-        """Wait for the next directive.
-
-        Raises:
-            ValueError: there is no controller at the moment.
-        """
-        directive: dict[str, Any] | None = await self._ask("next_directive", self._replica_id, ack, seen)
-        return directive
+        """Wait for the next directive; raises ``ValueError`` where there is no controller at the moment."""
+        return await self._ask("next_directive", self._replica_id, ack, seen)
 
     async def _ask(self, method: str, *args: Any) -> Any:
         try:

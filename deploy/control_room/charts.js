@@ -3,12 +3,7 @@
 
 const HEIGHT = 104, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 20;
 
-function shape(tag, attributes, text) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
+const shape = (tag, attributes, ...text) => filled(document.createElementNS(SVG, tag), attributes, text);
 
 function ceiling(value) {
   const power = 10 ** Math.floor(Math.log10(value));
@@ -63,7 +58,7 @@ class Chart {
 
   x(wall_s) { return LEFT + (this.width - LEFT - RIGHT) * (1 - (this.end_s - wall_s) / span_s); }
   y(value) { return TOP + (HEIGHT - TOP - BOTTOM) * (1 - Math.min(value, this.top) / this.top); }
-  add(tag, attributes, text) { this.svg.append(shape(tag, attributes, text)); }
+  add(tag, attributes, ...text) { this.svg.append(shape(tag, attributes, ...text)); }
 
   // A line through what is known; a gap where nothing is, or where the samples have one.
   line(shown, pick) {

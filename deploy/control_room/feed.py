@@ -25,12 +25,7 @@ TOTALS = (
 
 
 class Feed:
-    """Follows one controller.
-
-    Args:
-        ask: asks the controller.
-        wall: seconds since 1970.
-    """
+    """Follows the controller that ``ask`` asks."""
 
     def __init__(self, ask: Ask, wall: Callable[[], float] = time.time) -> None:
         self._ask, self._wall = ask, wall
@@ -104,11 +99,7 @@ class Feed:
 
 
 class StatusHistory:
-    """The samples of the last while.
-
-    Args:
-        kept: how many.
-    """
+    """The samples of the last while, as many as are ``kept``."""
 
     def __init__(self, kept: int) -> None:
         self._samples: deque[dict[str, Any]] = deque(maxlen=kept)

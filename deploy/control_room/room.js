@@ -31,12 +31,13 @@ function put(id, text, bad = false) {
   element.classList.toggle("bad", bad);
 }
 
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+function filled(made, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
 }
+
+const element = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
 
 // -- what is in force ----------------------------------------------------------------------------------------------
 

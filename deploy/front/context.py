@@ -58,12 +58,9 @@ class RequestContext:
     counts: Collected = field(default_factory=Collected)
     submitted_s: float | None = None
     constrained: bool = False  # by a grammar, which may turn out to have no way on
-    failed: Exception | None = (
-        None  # a refusal, or what the engine raised: vLLM's streams make an event of it that says less
-    )
-    finished_outputs: list[Any] = field(
-        default_factory=list
-    )  # that ended a sequence, where vLLM's own code consumes them
+    # A refusal, or what the engine raised: vLLM's streams make an event of it that says less.
+    failed: Exception | None = None
+    finished_outputs: list[Any] = field(default_factory=list)  # the last of each sequence that vLLM's own code consumes
     # tokens
     estimated_tokens: int = 0  # of its prompts, before they were tokenized
     read_tokens: int = 0  # that a tokenizer was given, of prompts that the engine was not; an estimate
@@ -107,9 +104,6 @@ class RequestContext:
 
     async def hands_over(self, grammars: Any, params: Any) -> None:
         """The engine is about to be given a prompt, whose grammar is tried first for as long as the request may wait.
-
-        Args:
-            grammars: ``deploy.front.checks.grammars.Grammars``; None: nothing is tried.
 
         Raises:
             Refused: the grammar is none that the engine can use, or nobody could find out in time.
@@ -227,25 +221,15 @@ def prompt_tokens_of(prompt: Any) -> int:
 
 
 class PathMeter:
-    """All requests of one replica.
-
-    Args:
-        clock: seconds, monotonic.
-        log: takes every request when it has left; None: nobody does.
-
-    Attributes:
-        slo: the objectives that requests are held against when they end by themselves.
-        slo_evaluated: how many that were.
-        within_slo: of them, those that met both objectives.
-    """
+    """All requests of one replica; ``log`` takes each when it has left."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, log: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
         self.clock = clock
         self.log = log
-        self.slo = USUAL_SLO
-        self.slo_evaluated = self.within_slo = 0
+        self.slo = USUAL_SLO  # that requests are held against when they end by themselves
+        self.slo_evaluated = self.within_slo = 0  # how many that were, and of them those that met both objectives
         self.requests = RequestMetrics()
         self.ttft = SlidingWindow(SPAN_S)
         self.tpot = SlidingWindow(SPAN_S)

@@ -4,6 +4,7 @@ import asyncio
 import enum
 import json
 from contextlib import ExitStack, aclosing
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,15 +49,10 @@ EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 class Queueing(NamedTuple):
-    """How requests wait for the engine.
+    """How requests wait for the engine."""
 
-    Attributes:
-        deadline_s: from the arrival, for requests that say nothing; None: as long as it takes.
-        by_priority: the engine begins the ones of a lower number first (vLLM's ``scheduling_policy``).
-    """
-
-    deadline_s: float | None = None
-    by_priority: bool = False
+    deadline_s: float | None = None  # from the arrival, for requests that say nothing; None: as long as it takes
+    by_priority: bool = False  # the engine begins the ones of a lower number first (vLLM's ``scheduling_policy``)
 
 
 class Inexact(enum.StrEnum):
@@ -66,49 +62,27 @@ class Inexact(enum.StrEnum):
     CHECKPOINT = "this engine runs its checkpoint's own quantization"
 
 
+@dataclass(eq=False)
 class Generate:
-    """Answers the routes that the engine computes for.
+    """Answers the routes that the engine computes for."""
 
-    Args:
-        routes: by path.
-        client: vLLM's ``AsyncLLM``.
-        admission: the replica's admission control.
-        meter: of the path.
-        standing: what the controller has said about this replica and its peers.
-        max_body_bytes: largest body.
-        keys: who may ask; without: everybody.
-        queueing: how requests wait for the engine.
-        taps: the short way of plain streams; without: all go vLLM's.
-        inexact: why no answer of this engine can be exact; None: it can.
-    """
+    routes: dict[str, Route]  # by path
+    client: Any  # vLLM's ``AsyncLLM``
+    admission: Admission
+    meter: PathMeter
+    standing: PeerView  # what the controller has said about this replica and its peers
+    max_body_bytes: InitVar[int]
+    keys: Keys = field(default_factory=Keys)  # who may ask; without: everybody
+    queueing: Queueing = field(default_factory=Queueing)
+    taps: Taps = field(default_factory=lambda: Taps({}))  # the short way of plain streams; without: all go vLLM's
+    inexact: Inexact | None = None  # why no answer of this engine can be exact; None: it can
 
-    def __init__(
-        self,
-        routes: dict[str, Route],
-        client: Any,
-        admission: Admission,
-        meter: PathMeter,
-        standing: PeerView,
-        max_body_bytes: int,
-        keys: Keys | None = None,
-        queueing: Queueing = Queueing(),  # noqa: B008
-        taps: Taps | None = None,
-        inexact: Inexact | None = None,
-    ) -> None:
-        self.keys = keys or Keys()
-        self.routes = routes
-        self._client = client
-        self._admission = admission
-        self._meter = meter
-        self._standing = standing
+    def __post_init__(self, max_body_bytes: int) -> None:
         self.bodies = Bodies(max_body_bytes)
-        self._queueing = queueing
         self._elsewhere = Elsewhere()
-        self._taps = taps or Taps({})
-        self._inexact = inexact
 
     async def __call__(self, route: Route, scope: Any, receive: Any, send: Any, arrived_s: float) -> None:
-        context = self._meter.arrive(arrived_s)
+        context = self.meter.arrive(arrived_s)
         context.id = request_id_of(scope)
         try:
             await self._admitted(route, scope, receive, send, context)
@@ -122,7 +96,7 @@ class Generate:
             context.outcome = RequestOutcome.FAILED
             raise
         finally:
-            self._meter.left(context)
+            self.meter.left(context)
 
     async def _admitted(self, route: Route, scope: Any, receive: Any, send: Any, context: RequestContext) -> None:
         headers = context.headers = dict(scope["headers"])
@@ -130,7 +104,7 @@ class Generate:
         context.key = None if holder is None else holder.name
         body = await self.bodies.read(receive)
         context.body_bytes = len(body)
-        longest = self._admission.longest
+        longest = self.admission.longest
         async with self.bodies.parsing(len(body)):
             request = parse(body, headers, route.model, route.check, max(MOST_IDS, longest or 0))
         asked = route.asks(request)
@@ -143,13 +117,13 @@ class Generate:
         apply_precision(request, context.asked)
         self._check_taken_here(context)
         rank = _rank(request, headers, holder, context.pinned)
-        if self._queueing.by_priority:
+        if self.queueing.by_priority:
             context.priority = rank.engine
-        if (deadline_s := queue_deadline_s(request, headers, self._queueing.deadline_s)) is not None:
+        if (deadline_s := queue_deadline_s(request, headers, self.queueing.deadline_s)) is not None:
             context.reach_by_s = context.arrived_s + deadline_s
             context.late = partial(self._late, context, rank.priority)
         try:
-            place = self._admission.enter(asked, rank.priority, context.left_s)
+            place = self.admission.enter(asked, rank.priority, context.left_s)
         except NoRoom as no_room:
             raise self._full(no_room, context) from None
         beams = getattr(request, "use_beam_search", False)
@@ -174,41 +148,41 @@ class Generate:
         Raises:
             Refused: it cannot, or another one had better.
         """
-        if context.pinned and self._inexact is not None:
+        if context.pinned and self.inexact is not None:
             raise Refused(
                 503,
-                f"no answer can be exact: {self._inexact}; ask for 'fast' or 'auto'",
+                f"no answer can be exact: {self.inexact}; ask for 'fast' or 'auto'",
                 OVERLOADED,
                 retry_after_s=INEXACT_RETRY_AFTER_S,
             )
-        if self._client.errored:
+        if self.client.errored:
             raise self._dead(context, "this replica's engine has died; it is being replaced")
-        if (fault := self._standing.fault) is not None:
+        if (fault := self.standing.fault) is not None:
             raise self._dead(context, f"this replica cannot take requests: {fault}")
-        if self._standing.engine_is_late and self._goes_elsewhere(context):
+        if self.standing.engine_is_late and self._goes_elsewhere(context):
             raise Refused(ELSEWHERE_STATUS, "this replica's engine does not answer now")
 
     def _decided(self, asked: AskedPrecision) -> str:
         """What an answer that begins now will be, as far as anybody knows."""
-        decided = DECIDED.get(self._standing.directed, asked) if asked is AskedPrecision.AUTO else asked
-        if decided is AskedPrecision.EXACT and self._inexact is not None:
-            return Answer.WEIGHTS_EXACT.value if self._inexact is Inexact.KV_CACHE else AskedPrecision.AUTO.value
+        decided = DECIDED.get(self.standing.directed, asked) if asked is AskedPrecision.AUTO else asked
+        if decided is AskedPrecision.EXACT and self.inexact is not None:
+            return Answer.WEIGHTS_EXACT.value if self.inexact is Inexact.KV_CACHE else AskedPrecision.AUTO.value
         return decided.value
 
     def _late(self, context: RequestContext, priority: Priority) -> Refused:
         context.read_tokens = 0  # nothing came of it
-        no_room = self._admission.late(priority)
+        no_room = self.admission.late(priority)
         return Refused(503, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
 
     def _goes_elsewhere(self, context: RequestContext) -> bool:
-        return self._standing.replicas > 1 and self._elsewhere.may_go(context.headers, context.body_bytes)
+        return self.standing.replicas > 1 and self._elsewhere.may_go(context.headers, context.body_bytes)
 
     def _full(self, no_room: NoRoom, context: RequestContext) -> Refused:
         """What a client hears that finds no room; where there is another replica, that one is asked first."""
         status = 503 if no_room.reason is Reason.DEADLINE else 429
         if not self._elsewhere.came_back(context.headers):  # then all have counted their parts of it
             elsewhere = self._goes_elsewhere(context)
-            self._admission.turned_away(no_room, min(self._standing.replicas, MOST_TRIES) if elsewhere else 1)
+            self.admission.turned_away(no_room, min(self.standing.replicas, MOST_TRIES) if elsewhere else 1)
             status = ELSEWHERE_STATUS if elsewhere else status
         return Refused(status, str(no_room), OVERLOADED, retry_after_s=no_room.retry_after_s)
 
@@ -248,7 +222,7 @@ class Generate:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         # Also what vLLM stumbles over while it takes a dead engine's parts down.
-        if isinstance(error, EngineDeadError) or (self._client.errored and not isinstance(error, GivenUp)):
+        if isinstance(error, EngineDeadError) or (self.client.errored and not isinstance(error, GivenUp)):
             message = "the engine has died; it is being replaced"
             if context.submitted_s is None:
                 return self._dead(context, message)
@@ -257,7 +231,7 @@ class Generate:
         if isinstance(error, GivenUp):
             return Refused(503, f"{error}; this request was in it and is given up")
         begun = context.answer_tokens > 0
-        return faults.of_engine(error, context.given, begun, context.constrained, self._admission.longest)
+        return faults.of_engine(error, context.given, begun, context.constrained, self.admission.longest)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -294,7 +268,7 @@ class Generate:
                 if not context.begun:
                     await _begin(send, context)
                     data = frame.first + data
-                    tap = self._taps.open(collector, frame, context, send)
+                    tap = self.taps.open(collector, frame, context, send)
                 context.writing()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 context.wrote(new_tokens)
@@ -339,7 +313,7 @@ class Generate:
         error = json.loads(event.partition("data: ")[2])["error"]
         code = error.get("code")
         status = code if isinstance(code, int) else 500
-        return faults.of_response(status, error["message"], error.get("param"), context.given, self._admission.longest)
+        return faults.of_response(status, error["message"], error.get("param"), context.given, self.admission.longest)
 
     # -- answers in one piece ------------------------------------------------------------------------------------------
 
@@ -348,7 +322,7 @@ class Generate:
 
         if isinstance(result, ErrorResponse):
             told = result.error
-            raise faults.of_response(told.code, told.message, told.param, context.given, self._admission.longest)
+            raise faults.of_response(told.code, told.message, told.param, context.given, self.admission.longest)
         answer = route.answer(result)
         if (tokens := tokens_of(counts)) is not None:
             answer["usage"] = disclose(answer.get("usage"), tokens, whole=counts.whole)

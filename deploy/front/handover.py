@@ -97,9 +97,9 @@ def stand_before_engine(servings: Iterable[Any], grammars: Grammars | None = Non
 def take_over(completion: Any, chat: Any) -> None:
     """Take plain streams over from serving objects that have the front before their engine. Either may be None."""
     if completion is not None:
-        _take_over_completion(completion)
+        _take_over(completion, "completion_stream_generator", chat=False)
     if chat is not None:
-        _take_over_chat(chat)
+        _take_over(chat, "chat_completion_stream_generator", chat=True)
 
 
 def _plain_call() -> GenerateCall | None:
@@ -108,49 +108,29 @@ def _plain_call() -> GenerateCall | None:
     return context.calls[0] if context is not None and context.plain and len(context.calls) == 1 else None
 
 
-def _take_over_completion(serving: Any) -> None:
-    original = serving.completion_stream_generator
+def _take_over(serving: Any, method: str, *, chat: bool) -> None:
+    original = getattr(serving, method)
 
-    def stream(
-        request: Any, inputs: Any, results: Any, request_id: str, created: int, model: str, *args: Any, **kwargs: Any
-    ) -> Any:
-        call = _plain_call()
+    def stream(request: Any, *args: Any, **kwargs: Any) -> Any:
+        call = None if chat and serving.parser_cls is not None else _plain_call()
         if call is None:
-            return original(request, inputs, results, request_id, created, model, *args, **kwargs)
+            return original(request, *args, **kwargs)
+        if chat:
+            _, request_id, model, *_ = args
+            role, created = serving.get_chat_request_role(request), int(time.time())
+        else:
+            _, _, request_id, created, model, *_ = args
+            role = ""
+        options = request.stream_options
         call.frame = Frame.make(
             request_id,
             created,
             model,
-            chat=False,
-            include_usage=_wants_usage(request, serving),
+            chat=chat,
+            include_usage=bool(serving.enable_force_include_usage or (options and options.include_usage)),
+            role=role,
             fingerprint=serving.system_fingerprint,
         )
         return call
 
-    serving.completion_stream_generator = stream
-
-
-def _take_over_chat(serving: Any) -> None:
-    original = serving.chat_completion_stream_generator
-
-    def stream(request: Any, results: Any, request_id: str, model: str, *args: Any, **kwargs: Any) -> Any:
-        call = None if serving.parser_cls is not None else _plain_call()
-        if call is None:
-            return original(request, results, request_id, model, *args, **kwargs)
-        call.frame = Frame.make(
-            request_id,
-            int(time.time()),
-            model,
-            chat=True,
-            include_usage=_wants_usage(request, serving),
-            role=serving.get_chat_request_role(request),
-            fingerprint=serving.system_fingerprint,
-        )
-        return call
-
-    serving.chat_completion_stream_generator = stream
-
-
-def _wants_usage(request: Any, serving: Any) -> bool:
-    options = request.stream_options
-    return bool(serving.enable_force_include_usage or (options and options.include_usage))
+    setattr(serving, method, stream)

@@ -67,11 +67,7 @@ class Refused(Exception):
 
 
 async def reply(send: Send, status: int, body: bytes, headers: Headers = (), kind: tuple[bytes, bytes] = JSON) -> None:
-    """Send an answer in one piece.
-
-    Args:
-        headers: beside its length and its content type, which is ``kind``.
-    """
+    """Send an answer in one piece; ``headers`` are those beside its length and its content type, which is ``kind``."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [kind, length, *headers]})
     await send({"type": "http.response.body", "body": body})

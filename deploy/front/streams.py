@@ -13,7 +13,7 @@ import functools
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -30,22 +30,14 @@ Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]  # ASGI's send
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The parts of a stream's chunks that never change.
+    """The parts of a stream's chunks that never change."""
 
-    Attributes:
-        first: sent before the first text; empty for completions.
-        before, after: around the text of a chunk.
-        head: before the choices; the last chunk is written field by field.
-        chat: deltas of a message instead of text.
-        include_usage: the client asked for a chunk with the usage at the end.
-    """
-
-    first: bytes
-    before: bytes
+    first: bytes  # sent before the first text; empty for completions
+    before: bytes  # with ``after`` around the text of a chunk
     after: bytes
-    head: bytes
-    chat: bool
-    include_usage: bool
+    head: bytes  # before the choices; the last chunk is written field by field
+    chat: bool  # deltas of a message instead of text
+    include_usage: bool  # the client asked for a chunk with the usage at the end
     fingerprint: str | None
 
     @classmethod
@@ -126,33 +118,21 @@ class Frame:
         return self.head + encode(choice) + b"]}" + GAP + tail + DONE
 
 
+@dataclass(eq=False)
 class Taps:
-    """All tapped streams of a replica.
+    """All tapped streams of a replica."""
 
-    Args:
-        states: vLLM's ``RequestState`` by the engine's id of the request (``OutputProcessor.request_states``).
-        more: whether further outputs of the engine are here already.
-        delivered: is told for each write how many seconds ago the engine made the oldest of what it writes.
-    """
-
-    def __init__(
-        self,
-        states: dict[str, Any],
-        more: Callable[[], bool] = lambda: False,
-        delivered: Callable[[float], None] = lambda took_s: None,
-    ) -> None:
-        self._states, self._more, self._delivered = states, more, delivered
-        self._made_s: float | None = None  # when the engine made what has waited longest
-        self._unwritten: list[Tap] = []
-        self._put_off = 0  # times
+    states: dict[str, Any]  # vLLM's ``OutputProcessor.request_states``, by the engine's id of the request
+    more: Callable[[], bool] = lambda: False  # whether further outputs of the engine are here already
+    # Is told for each write how many seconds ago the engine made the oldest of what it writes.
+    delivered: Callable[[float], None] = lambda took_s: None
+    _made_s: float | None = None  # when the engine made what has waited longest
+    _unwritten: list["Tap"] = field(default_factory=list)
+    _put_off: int = 0  # times
 
     def open(self, collector: Any, frame: Frame, context: RequestContext, send: Send) -> "Tap | None":
-        """Tap a stream whose first bytes are written. None: its text depends on more than the next token.
-
-        Args:
-            collector: vLLM's, of the stream's outputs.
-        """
-        state = self._states.get(collector.request_id)
+        """Tap a stream whose first bytes are written. None: its text depends on more than the next token."""
+        state = self.states.get(collector.request_id)
         if state is None or state.parent_req is not None or state.streaming_input or state.stream_interval != 1:
             return None
         if not hasattr(state.detokenizer, "decode_next") or state.detokenizer.stop:
@@ -164,8 +144,7 @@ class Taps:
     def unwritten(self, tap: "Tap", made_s: float | None) -> None:
         """A tap has got tokens. They are written once the outputs at hand have been taken apart.
 
-        Args:
-            made_s: when the engine made them, of ``time.monotonic``, which all processes of a machine share.
+        The engine made them at ``made_s`` of ``time.monotonic``, which all processes of a machine share.
         """
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write)
@@ -174,7 +153,7 @@ class Taps:
 
     def _write(self) -> None:
         # Where the loop lags, outputs of several steps are here: a write for all of them costs what one for each of them does.
-        if self._put_off < MOST_PUT_OFF and self._more():
+        if self._put_off < MOST_PUT_OFF and self.more():
             self._put_off += 1
             asyncio.get_running_loop().call_soon(self._write)
             return
@@ -183,36 +162,23 @@ class Taps:
         for tap in taps:
             tap.write()
         if self._made_s is not None:
-            self._delivered(time.monotonic() - self._made_s)
+            self.delivered(time.monotonic() - self._made_s)
 
 
+@dataclass(slots=True, eq=False)
 class Tap:
     """One tapped stream."""
 
-    __slots__ = (
-        "_collector",
-        "_context",
-        "_detokenizer",
-        "_frame",
-        "_idle",
-        "_send",
-        "_state",
-        "_taps",
-        "_text",
-        "_tokens",
-        "_writing",
-    )
-
-    def __init__(
-        self, taps: Taps, state: Any, collector: Any, frame: Frame, context: RequestContext, send: Send
-    ) -> None:
-        self._taps, self._state, self._collector = taps, state, collector
-        self._detokenizer = state.detokenizer
-        self._frame, self._context, self._send = frame, context, send
-        self._idle = False  # the stream's task waits for an output
-        self._writing: asyncio.Task[None] | None = None  # a write that waits for the client to read
-        self._text = ""  # not yet written
-        self._tokens = 0
+    _taps: Taps
+    _state: Any
+    _collector: Any
+    _frame: Frame
+    _context: RequestContext
+    _send: Send
+    _idle: bool = False  # the stream's task waits for an output
+    _writing: asyncio.Task[None] | None = None  # a write that waits for the client to read
+    _text: str = ""  # not yet written
+    _tokens: int = 0
 
     def takes(self, output: Any, made_s: float | None) -> bool:
         """Take an ``EngineCoreOutput``, made then, if it is nothing but the next tokens; else it is vLLM's to handle."""
@@ -233,7 +199,7 @@ class Tap:
             or output.spec_decode_metrics is not None
         ):
             return False
-        detokenizer = self._detokenizer
+        detokenizer = self._state.detokenizer
         ids = output.new_token_ids
         for token_id in ids:
             detokenizer.token_ids.append(token_id)

@@ -55,9 +55,9 @@ JSON = "res.hdr(content-type) -m sub json"
 NOBODY = "no replica can take this request now: the service starts, stops or has lost its replicas; try again"
 OF_SERVE = (
     # What Serve has no route for has been deleted, or moved to another prefix: this project's server says 404 in JSON.
-    (404, 503, NOBODY, True),
-    (500, 500, "the service failed on this request; its log says why", False),
-    (503, 503, "this replica cannot take the request now; try again", True),
+    (404, 503, NOBODY, RETRY_AFTER_S),
+    (500, 500, "the service failed on this request; its log says why", None),
+    (503, 503, "this replica cannot take the request now; try again", RETRY_AFTER_S),
 )
 ROUTE = Path(__file__).with_name("route.lua")
 PROMPTS = "/(completions|responses)/*$"  # the routes whose prompts go by the replicas' room
@@ -70,25 +70,15 @@ def tries(replicas: int) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """What HAProxy enforces.
+    """What HAProxy enforces."""
 
-    Attributes:
-        body_bytes: largest body; a larger one gets 413.
-        header_bytes: largest sum of headers; more gets 431.
-        buffer_bytes: of each connection; a request that fits can be tried on another replica.
-        tries: replicas that a request is offered to at most, the first included.
-        idle_client_s: a client that sends nothing it should, or reads nothing, for so long is let go.
-        check_s: a replica that has not answered two health checks for so long each gets no requests.
-        request_s: a request must have arrived as a whole within this time.
-    """
-
-    body_bytes: int = 8 << 20
-    header_bytes: int = 16 << 10
-    buffer_bytes: int = 64 << 10
-    tries: int = 4
-    idle_client_s: int = 60
-    request_s: int = 30
-    check_s: int = 5
+    body_bytes: int = 8 << 20  # largest body; a larger one gets 413
+    header_bytes: int = 16 << 10  # largest sum of headers; more gets 431
+    buffer_bytes: int = 64 << 10  # of each connection; a request that fits can be tried on another replica
+    tries: int = 4  # replicas that a request is offered to at most, the first included
+    idle_client_s: int = 60  # a client that sends nothing it should, or reads nothing, for so long is let go
+    request_s: int = 30  # a request must have arrived as a whole within this time
+    check_s: int = 5  # a replica that has not answered two health checks for so long each gets no requests
 
 
 def control_routes(backends: Sequence[Backend]) -> list[str]:
@@ -121,11 +111,13 @@ def error_json(status: int, message: str) -> str:
     return head + REQUEST_ID + tail
 
 
-def answer(status: int, message: str, condition: str = "", retry: bool = False, rules: str = "http-request") -> str:
+def answer(
+    status: int, message: str, condition: str = "", retry_after_s: int | None = None, rules: str = "http-request return"
+) -> str:
     """Return a rule that answers a request at once, in OpenAI's format."""
     body = quoted(error_json(status, message))
-    hint = f" hdr Retry-After {RETRY_AFTER_S}" if retry else ""
-    return f"{rules} return status {status} content-type application/json lf-string {body}{hint}{condition}"
+    hint = "" if retry_after_s is None else f" hdr Retry-After {retry_after_s}"
+    return f"{rules} status {status} content-type application/json lf-string {body}{hint}{condition}"
 
 
 def quoted(text: str) -> str:
@@ -188,11 +180,6 @@ def listener(bind: str) -> str:
     return f"127.0.0.1:{port}" if host in ("", "*", "0.0.0.0") else address
 
 
-def nobody(retry_after_s: int = ABSENT_RETRY_AFTER_S, condition: str = "") -> str:
-    """Return the rule that answers a request for which there is no replica."""
-    return answer(503, NOBODY, f" hdr Retry-After {retry_after_s}{condition}")
-
-
 def write(targets: Targets, limits: Limits) -> str:
     """Return HAProxy's configuration for the targets."""
     frontend = [
@@ -226,8 +213,8 @@ def write(targets: Targets, limits: Limits) -> str:
         f"http-response set-status 429 if {{ status {ELSEWHERE_STATUS} }}",
         # What Ray Serve says in plain text, of a request that never came to this project's server.
         *[
-            answer(told, message, f" if {{ status {status} }} !{{ {JSON} }}", retry, "http-response")
-            for status, told, message, retry in OF_SERVE
+            answer(told, message, f" if {{ status {status} }} !{{ {JSON} }}", retry_after_s, "http-response return")
+            for status, told, message, retry_after_s in OF_SERVE
         ],
         "http-after-response set-status 503 if { status 502 }",
         "http-after-response set-header x-request-id %[var(txn.request_id)] if { var(txn.request_id) -m found }",
@@ -245,66 +232,53 @@ def write(targets: Targets, limits: Limits) -> str:
             frontend += [f"acl is_{name} path {backend.prefix}"]
     frontend += [f"use_backend {backend.name} if is_{backend.name}" for backend in targets.backends]
     frontend += ["default_backend unavailable"]
-    parts = [
-        (
-            "global",
-            [
-                f"stats socket {targets.socket} mode 600 level admin expose-fd listeners",
-                "stats timeout 30s",
-                *targets.global_lines,
-                f"tune.bufsize {limits.buffer_bytes}",
-                *route_choice(targets.backends),
-            ],
-        ),
-        (
-            "defaults",
-            [
-                "mode http",
-                "timeout connect 2s",
-                # A replica whose loop is full of requests answers late, and is neither dead nor hung.
-                f"timeout check {limits.check_s}s",
-                f"timeout client {limits.idle_client_s}s",
-                "timeout server 3600s",
-                "timeout tunnel 3600s",
-                f"timeout http-request {limits.request_s}s",
-                "timeout http-keep-alive 90s",
-                "option abortonclose",
-                # One that is told to go takes one more request on every connection that a client keeps open, and says that it
-                # closes then. Closed at once, as is usual, it would cut off the request that is on its way.
-                "option idle-close-on-response",
-                "option http-no-delay",
-                "option splice-request",
-                "option splice-response",
-                "option redispatch 1",
-                f"retry-on conn-failure {ELSEWHERE_STATUS}",
-                f"retries {max(1, limits.tries - 1)}",
-                "balance leastconn",
-                "load-server-state-from-file global",
-                *own_errors(limits),
-            ],
-        ),
-        ("frontend http_frontend", frontend),
-    ]
+    sections = {
+        "global": [
+            f"stats socket {targets.socket} mode 600 level admin expose-fd listeners",
+            "stats timeout 30s",
+            *targets.global_lines,
+            f"tune.bufsize {limits.buffer_bytes}",
+            *route_choice(targets.backends),
+        ],
+        "defaults": [
+            "mode http",
+            "timeout connect 2s",
+            # A replica whose loop is full of requests answers late, and is neither dead nor hung.
+            f"timeout check {limits.check_s}s",
+            f"timeout client {limits.idle_client_s}s",
+            "timeout server 3600s",
+            "timeout tunnel 3600s",
+            f"timeout http-request {limits.request_s}s",
+            "timeout http-keep-alive 90s",
+            "option abortonclose",
+            # One that is told to go takes one more request on every connection that a client keeps open, and says that it
+            # closes then. Closed at once, as is usual, it would cut off the request that is on its way.
+            "option idle-close-on-response",
+            "option http-no-delay",
+            "option splice-request",
+            "option splice-response",
+            "option redispatch 1",
+            f"retry-on conn-failure {ELSEWHERE_STATUS}",
+            f"retries {max(1, limits.tries - 1)}",
+            "balance leastconn",
+            "load-server-state-from-file global",
+            *own_errors(limits),
+        ],
+        "frontend http_frontend": frontend,
+    }
     for backend in targets.backends:
-        parts.append(
-            (
-                f"backend {backend.name}",
-                [
-                    "http-reuse always",
-                    "option httpchk GET /-/healthz",
-                    # By its body: a replica that drains says 503 and goes on taking requests, and may be the last one that
-                    # this HAProxy knows, until Serve has told of its successor and a new configuration is in force.
-                    "http-check expect rstring ^(success|DRAINING)$",
-                    backend.check,
-                    nobody(
-                        RETRY_AFTER_S if backend.servers else ABSENT_RETRY_AFTER_S,
-                        f" if {{ nbsrv({backend.name}) eq 0 }}",
-                    ),
-                    *(chosen_server(backend) if takes_prompts(backend) else ()),
-                    *backend.servers,
-                ],
-            )
-        )
-    parts.append((f"backend {SUCCESSOR}", [f"server {SUCCESSOR} {listener(targets.bind)}"]))
-    parts.append(("backend unavailable", [nobody()]))
-    return "".join(f"{head}\n" + "".join(f"    {line}\n" for line in lines if line) for head, lines in parts)
+        retry_after_s = RETRY_AFTER_S if backend.servers else ABSENT_RETRY_AFTER_S
+        sections[f"backend {backend.name}"] = [
+            "http-reuse always",
+            "option httpchk GET /-/healthz",
+            # By its body: a replica that drains says 503 and goes on taking requests, and may be the last one that this HAProxy
+            # knows, until Serve has told of its successor and a new configuration is in force.
+            "http-check expect rstring ^(success|DRAINING)$",
+            backend.check,
+            answer(503, NOBODY, f" if {{ nbsrv({backend.name}) eq 0 }}", retry_after_s),
+            *(chosen_server(backend) if takes_prompts(backend) else ()),
+            *backend.servers,
+        ]
+    sections[f"backend {SUCCESSOR}"] = [f"server {SUCCESSOR} {listener(targets.bind)}"]
+    sections["backend unavailable"] = [answer(503, NOBODY, retry_after_s=ABSENT_RETRY_AFTER_S)]
+    return "".join(f"{head}\n" + "".join(f"    {line}\n" for line in lines if line) for head, lines in sections.items())

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +53,19 @@ def binary() -> str:
         ) from None
 
 
-def environment(folder: Path, replicas: int, limits: Limits | None = None) -> dict[str, str]:
+def environment(folder: Path, replicas: int, limits: Limits) -> dict[str, str]:
     """Make the launcher in ``folder`` and return the environment in which a node's Ray processes must start.
 
     Args:
         folder: private to this service; HAProxy's sockets and configuration go there as well. Its path must be short: a
             socket's may have 107 characters.
         replicas: that there may be at most; a request is offered to as many.
-        limits: None: the defaults.
+        limits: without the tries, which follow from the replicas.
 
     Raises:
         HAProxyMissing: there is no HAProxy.
     """
-    limits = limits or Limits()
-    limits = Limits(**{**asdict(limits), "tries": tries(replicas)})
+    limits = replace(limits, tries=tries(replicas))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     launcher = folder / "haproxy"
     root = Path(__file__).resolve().parents[2]
@@ -98,11 +97,7 @@ def environment(folder: Path, replicas: int, limits: Limits | None = None) -> di
 
 
 def require_environment() -> None:
-    """Refuse to be a process of a node that was started without what ``environment`` says.
-
-    Raises:
-        RuntimeError: with what to do.
-    """
+    """Refuse to be a process of a node that was started without what ``environment`` says."""
     if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1" or SETTINGS_ENV not in os.environ:
         raise RuntimeError(
             "this service needs HAProxy in front of its replicas: start every Ray node in the environment that "
@@ -129,9 +124,7 @@ def most_connections() -> int:
 def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Take the place of HAProxy: rewrite the configuration that ``-f`` names and become HAProxy. Does not return.
 
-    Args:
-        arguments: the process id of Serve's manager, then HAProxy's.
-        settings: ``SETTINGS_ENV``.
+    The arguments are the process id of Serve's manager, then HAProxy's; the settings those of ``SETTINGS_ENV``.
     """
     manager, *arguments = arguments
     _end_with(int(manager))
@@ -146,11 +139,7 @@ def launch(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel end this process, and what it becomes, when its parent ends: it would keep the port.
-
-    Raises:
-        OSError: the parent has ended, or this machine has no such means.
-    """
+    """Have the kernel end this process, and what it becomes, when its parent ends: it would keep the port."""
     if ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0 or os.getppid() != parent:
         raise OSError("Ray Serve's manager has ended")
 

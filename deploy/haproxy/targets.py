@@ -105,7 +105,6 @@ def keeping(targets: Targets, before: Sequence[Backend], now_s: float) -> Target
     Of an application that has been deleted the checks fail soon. One with the same prefix takes its place.
 
     Args:
-        targets: as Ray Serve wants them now.
         before: the backends of the configuration in force.
         now_s: ``time.monotonic()``, which no clock that is set back makes longer.
     """

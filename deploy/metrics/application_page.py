@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.metrics import controller_families, openmetrics
@@ -14,19 +15,14 @@ REPLICA_TIMEOUT_S = 3.0  # Prometheus gives a scrape 10 s by default
 CONTROLLER_TIMEOUT_S = 2.0
 
 
+@dataclass(eq=False)
 class ApplicationMetrics:
-    """Makes the page of an application.
+    """Makes the page of an application."""
 
-    Args:
-        application: name of the Serve application whose replicas are asked.
-        ask: asks its controller.
-    """
-
-    def __init__(self, application: str, ask: Callable[[str], Awaitable[Any]]) -> None:
-        self._application = application
-        self._ask = ask
-        self._handle: Any = None
-        self._making: asyncio.Task[str] | None = None
+    application: str  # name of the Serve application whose replicas are asked
+    ask: Callable[[str], Awaitable[Any]]  # asks its controller
+    _handle: Any = None
+    _making: asyncio.Task[str] | None = None
 
     async def text(self) -> str:
         """Return the page. Scrapes that come at the same time share one: a crowd of them costs the replicas one page."""
@@ -43,13 +39,12 @@ class ApplicationMetrics:
             gauge("nestedfp_replicas_scraped", "Replicas that are on this page", len(found)),
             gauge("nestedfp_replicas_silent", "Replicas that Serve runs and that did not answer in time", silent),
         ]
-        return openmetrics.merge([openmetrics.render(families, {"application": self._application}), *found])
+        return openmetrics.merge([openmetrics.render(families, {"application": self.application}), *found])
 
     async def _status(self) -> dict[str, Any] | None:
         try:
             async with asyncio.timeout(CONTROLLER_TIMEOUT_S):
-                status: dict[str, Any] = await self._ask("status")
-                return status
+                return await self.ask("status")
         except Exception as error:
             log.debug("the controller is not on the page: %r", error)
             return None
@@ -61,10 +56,9 @@ class ApplicationMetrics:
 
             async with asyncio.timeout(2 * REPLICA_TIMEOUT_S):
                 if self._handle is None:
-                    self._handle = await asyncio.to_thread(serve.get_app_handle, self._application)
+                    self._handle = await asyncio.to_thread(serve.get_app_handle, self.application)
                 response = self._handle.broadcast("metrics_page")
-                pages: list[Any] = await response.results_async(timeout_s=REPLICA_TIMEOUT_S, return_exceptions=True)
-                return pages
+                return await response.results_async(timeout_s=REPLICA_TIMEOUT_S, return_exceptions=True)
         except Exception as error:
             self._handle = None
             log.debug("no replica is on the page: %r", error)

@@ -15,18 +15,14 @@ FLUSH_PERIOD_S = 0.25
 
 
 class BulkHistogram:
-    """Stands before a ``prometheus_client`` histogram (a child, with its labels set) and keeps what it is told for a while.
-
-    Attributes:
-        observe: takes one value; vLLM calls it for each token.
-    """
+    """Stands before a ``prometheus_client`` histogram (a child, with its labels set) and keeps what it is told for a while."""
 
     def __init__(self, histogram: Any) -> None:
         self._histogram = histogram
         self._bounds = np.array(histogram._upper_bounds)
         self._values: list[float] = []
         self._flushing = threading.Lock()  # the page's thread and the loop both flush
-        self.observe = self._values.append
+        self.observe = self._values.append  # takes one value; vLLM calls it for each token
 
     def flush(self) -> None:
         """Sort what has come since the last call into the buckets."""

@@ -1,7 +1,8 @@
 """The page of one replica: vLLM's own metrics, and what the replica's agent, admission and path know of it."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -53,51 +54,36 @@ def path_families(path: PathStats, admission: Admission) -> Iterator[Metric]:
     yield gauge("nestedfp_admission_sequences", "Sequences inside", admission.inside)
 
 
+@dataclass
 class ReplicaMetrics:
-    """The page of one replica.
+    """The page of one replica."""
 
-    Args:
-        labels: on every sample: application, replica, model.
-        meter: of the replica's requests (``deploy.front.context.PathMeter``).
-        admission: the replica's admission control.
-        layers: linear layers of the first rank by how they are stored: ``{"nested": 12, "listed": 0, "plain": 1}``; empty:
-            a plain engine.
-        histograms: to be flushed before a page is made.
-    """
-
-    def __init__(
-        self,
-        labels: Mapping[str, str],
-        meter: Any,
-        admission: Admission,
-        layers: Mapping[str, int],
-        histograms: Iterable[BulkHistogram] = (),
-    ) -> None:
-        self._labels = dict(labels)
-        self._meter = meter
-        self._admission = admission
-        self._layers = dict(layers)
-        self._histograms = list(histograms)
-        self._page_s = 0.0
+    labels: Mapping[str, str]  # on every sample: application, replica, model
+    meter: Any  # of the replica's requests (``deploy.front.context.PathMeter``)
+    admission: Admission
+    # Linear layers of the first rank by how they are stored: {"nested": 12, "listed": 0, "plain": 1}; empty: a plain engine.
+    layers: Mapping[str, int]
+    histograms: Sequence[BulkHistogram] = ()  # to be flushed before a page is made
+    _page_s: float = 0.0
 
     def text(self, agent: Any, path: PathStats) -> str:
         """Return the page. ``agent`` is the replica's (``deploy.agent.agent.ReplicaAgent``); None: a plain engine."""
         began_s = time.perf_counter()
-        for histogram in self._histograms:
+        for histogram in self.histograms:
             histogram.flush()
         families = [family for family in REGISTRY.collect() if family.name.startswith(SHARED_PREFIXES)]
         if agent is not None and agent.stats is not None:
             families += engine_families(agent.stats, agent.stats_age_s)
-            families += agent_families(agent, self._meter)
-        families += path_families(path, self._admission)
-        families += self._meter.requests.collect()
-        if self._layers:
+            families += agent_families(agent, self.meter)
+        families += path_families(path, self.admission)
+        families += self.meter.requests.collect()
+        if self.layers:
             families.append(
-                by(GaugeMetricFamily, "nestedfp_layers", "Linear layers by how they are stored", "kind", self._layers)
+                by(GaugeMetricFamily, "nestedfp_layers", "Linear layers by how they are stored", "kind", self.layers)
             )
         families.append(
             CounterMetricFamily("nestedfp_page_seconds", "Time that making these pages has taken", value=self._page_s)
         )
-        text = openmetrics.render(families, self._labels)
+        text = openmetrics.render(families, self.labels)
         self._page_s += time.perf_counter() - began_s
         return text

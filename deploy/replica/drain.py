@@ -33,12 +33,7 @@ class DrainOver(GivenUp):
 
 
 def install(give_up: Callable[[Exception], None], asked: Callable[[], int]) -> None:
-    """Have Ray Serve's replica in this process, the only one, do so.
-
-    Args:
-        give_up: ends every request that is in the engine with an error.
-        asked: how many requests have come to this replica until now.
-    """
+    """Have Ray Serve's replica in this process, the only one, do so; ``asked`` tells how many requests have come to it."""
     from ray.serve._private.replica import Replica
 
     original, closing = Replica._perform_graceful_shutdown, Replica._drain_behind_haproxy

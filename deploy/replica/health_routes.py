@@ -25,16 +25,10 @@ class EngineHung(GivenUp):
 
 
 async def show_health(replica: str, good: str, check: Callable[[], Awaitable[None]], more: Mapping[str, Any]) -> Shown:
-    """Return the page of a replica that is sound.
-
-    Args:
-        replica: its name.
-        good: what it is then: ``healthy`` or ``ready``.
-        check: raises where the replica should be replaced; what Serve asks as well.
-        more: what else the page says.
+    """Return the page of a replica that is sound, with ``good`` in words and what ``more`` there is to say.
 
     Raises:
-        Refused: 503 with the reason.
+        Refused: 503 with the reason why ``check``, which Serve asks as well, fails.
     """
     try:
         await check()

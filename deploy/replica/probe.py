@@ -22,12 +22,7 @@ class ProbeError(RuntimeError):
 async def probe_modes(engine: Any, fp16_only: bool) -> dict[str, float]:
     """Ask for a few tokens under a directive of each precision; leaves FP16 in force.
 
-    Args:
-        engine: the replica's engine.
-        fp16_only: the engine has no FP8 mode; under FP8 it must answer in FP16.
-
-    Returns:
-        How long each answer took, in seconds, by precision.
+    Returns how long each answer took, in seconds, by precision. An engine without an FP8 mode must answer in FP16 under FP8.
 
     Raises:
         ProbeError: no answer, or tokens of another precision than was directed.

@@ -17,15 +17,10 @@ from deploy.replica.arguments import parsed
 
 
 class ReplicaEngine:
-    """A running engine.
-
-    Attributes:
-        client: vLLM's ``AsyncLLM``.
-        app: vLLM's application.
-    """
+    """A running engine."""
 
     def __init__(self, client: Any, app: Any) -> None:
-        self.client, self.app = client, app
+        self.client, self.app = client, app  # vLLM's ``AsyncLLM`` and its application
         self._processes = client.engine_core.resources.engine_manager.processes  # of the engine core
 
     @classmethod
@@ -60,11 +55,6 @@ class ReplicaEngine:
         # vLLM's handler of a dead engine's errors would stop the server that it has put there.
         app.state.server = types.SimpleNamespace()
         return cls(client, app)
-
-    @property
-    def state(self) -> Any:
-        """The application's state, with the serving objects."""
-        return self.app.state
 
     @property
     def dead(self) -> bool:

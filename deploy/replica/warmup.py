@@ -21,11 +21,11 @@ async def warm_up(engine: Any, model: str) -> None:
     """
     for run, request in (
         (
-            engine.state.openai_serving_completion.create_completion,
+            engine.app.state.openai_serving_completion.create_completion,
             CompletionRequest(model=model, prompt="Once upon a time", max_tokens=4),
         ),
         (
-            engine.state.openai_serving_chat.create_chat_completion,
+            engine.app.state.openai_serving_chat.create_chat_completion,
             ChatCompletionRequest(model=model, messages=[{"role": "user", "content": "Hello"}], max_tokens=4),
         ),
     ):

@@ -55,20 +55,14 @@ def is_held(folder: Path) -> bool:
 def sweep(parent: Path = Path("/tmp")) -> None:
     """Remove the folders of services that were killed."""
     for folder in parent.glob(f"{FOLDER_PREFIX}*"):
-        if not _ours(folder):
-            continue
-        with contextlib.suppress(OSError), (folder / LOCK).open("r+") as lock:
-            if time.time() - os.fstat(lock.fileno()).st_mtime < YOUNG_S:
+        with contextlib.suppress(OSError):
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
                 continue
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _ours(folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        found = folder.lstat()
-        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    return False
+            with (folder / LOCK).open("r+") as lock:
+                if time.time() - os.fstat(lock.fileno()).st_mtime >= YOUNG_S:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove(names: Iterable[str]) -> None:

@@ -63,9 +63,6 @@ def kept_on_loopback() -> Iterator[None]:
 def stop_cluster(application: str, drain_s: float) -> None:
     """Let the streams of an application end, then end every process of the cluster; nothing happens where none was started.
 
-    Args:
-        drain_s: what the application lets its streams have (``http.drain_s``).
-
     Nothing is printed meanwhile: Ray tells of each actor that it ends as of a worker that died of an unexpected error.
     """
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):

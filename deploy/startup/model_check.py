@@ -87,11 +87,7 @@ def check_engine(config: DeployConfig) -> None:
 
 
 def check_parsers(extra: dict[str, Any]) -> None:
-    """Refuse the name of a parser that vLLM does not have, and one that it is told not to use.
-
-    Raises:
-        ConfigError: with what to change.
-    """
+    """Refuse the name of a parser that vLLM does not have, and one that it is told not to use."""
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 

@@ -151,11 +151,11 @@ def portable(name: str) -> str:
         "hopper_fp16": "the Hopper kernels, FP16 mode",
         "hopper_fp8": "the Hopper kernels, FP8 mode",
     }
-    ratios = {
-        label: [_ratios(times, *tokens, system, "cublas_fp16") for tokens in ranges]
-        for system, label in systems.items()
-    }
-    rows = [[label, *map(_mean, each)] for label, each in ratios.items() if all(each)]  # a card has not all of them
+    rows = []
+    for system, label in systems.items():
+        ratios = [_ratios(times, *tokens, system, "cublas_fp16") for tokens in ranges]
+        if all(ratios):  # a card has not all of them
+            rows.append([label, *map(_mean, ratios)])
     return _with_conditions(name, markdown(["tokens", *(f"{low:,} to {high:,}" for low, high in ranges)], rows))
 
 
@@ -178,11 +178,4 @@ def experts(name: str) -> str:
     return _with_conditions(name, markdown(headings, rows))
 
 
-TABLES = {
-    "gemm": gemm,
-    "mixed_rows": mixed_rows,
-    "engine": engine,
-    "http": http,
-    "portable": portable,
-    "experts": experts,
-}
+TABLES = {table.__name__: table for table in (gemm, mixed_rows, engine, http, portable, experts)}

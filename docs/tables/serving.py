@@ -3,12 +3,12 @@
 A line of a mark names the rows of a table: ``NAME RATE`` or ``NAME RATE,RATE: RUN RUN``; without runs all of that load.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 from docs.tables.marks import MarkError, markdown, under
 from experiments import results
@@ -39,6 +39,7 @@ SHAPES = {
     "qwen3-30b-a3b": "Qwen3 30B-A3B",
 }
 OTHER_CARD = "-h200"  # results of another card, by the same configuration; what follows tells machines apart
+Kept = TypeVar("Kept", Results, Predictions)
 Groups = dict[tuple[float, str], list[Any]]  # load tests by rate and run
 Columns = dict[str, Callable[[Sequence[Any]], str]]  # by heading, of the load tests of a row
 
@@ -64,7 +65,12 @@ def _groups(cells: Sequence[Any]) -> Groups:
     return found
 
 
-def _chosen(lines: Sequence[str], groups_of: Callable[[str], Groups]) -> Iterator[tuple[list[str], list[Any]]]:
+def _read(lines: Sequence[str], read: Callable[[str], Kept]) -> dict[str, Kept]:
+    """Return the results that the lines name."""
+    return {name: read(name) for line in lines if (name := line.partition(":")[0].strip().partition(" ")[0])}
+
+
+def _chosen(lines: Sequence[str], found: Mapping[str, Any]) -> Iterator[tuple[list[str], list[Any]]]:
     """Yield the first two fields of every row that the lines name, load and system, and its load tests, seeds together.
 
     Raises:
@@ -74,7 +80,7 @@ def _chosen(lines: Sequence[str], groups_of: Callable[[str], Groups]) -> Iterato
     for line in lines:
         what, _, wanted = line.partition(":")
         name, _, rates = what.strip().partition(" ")
-        there, experiment = groups_of(name), _experiment(name)
+        there, experiment = _groups(found[name].runs), _experiment(name)
         for rate in map(float, rates.split(",")):
             known = [run for at, run in there if at == rate]
             for run in wanted.split() or known or [""]:
@@ -96,12 +102,8 @@ def _label(run: str, experiment: Experiment) -> str:
 
 def services(*lines: str, brief: bool = False) -> str:
     """Return the measured rows that the lines name; in brackets, unless brief, the range of the seeds or the interval of one."""
-    measured: dict[str, Results] = {}
-
-    def groups_of(name: str) -> Groups:
-        return _groups(measured.setdefault(name, _measured(name)).runs)
-
-    chosen = [*_chosen(lines, groups_of)]
+    measured = _read(lines, _measured)
+    chosen = [*_chosen(lines, measured)]
     columns: Columns = {"in the SLO, %": partial(_kept, brief=brief), "exact answers, %": _exact}
     if not brief:
         columns["FP16 tokens, %"] = lambda cells: _mean_of(cell.fp16_token_share for cell in cells)
@@ -121,11 +123,7 @@ def services(*lines: str, brief: bool = False) -> str:
 
 def predicted(*lines: str) -> str:
     """Return the simulated rows that the lines name: means over the seeds."""
-    simulated: dict[str, Predictions] = {}
-
-    def groups_of(name: str) -> Groups:
-        return _groups(simulated.setdefault(name, _predicted(name)).runs)
-
+    simulated = _read(lines, _predicted)
     columns: Columns = {
         "in the SLO, %": lambda group: _mean_of(each.slo_attainment for each in group),
         "exact answers, %": lambda group: _mean_of(each.exact_answer_share for each in group),
@@ -133,7 +131,7 @@ def predicted(*lines: str) -> str:
         "TTFT p90, ms": lambda group: _latency(group, "ttft_ms", 0, "p90"),
         "TPOT p90, ms": lambda group: _latency(group, "tpot_ms", 1, "p90"),
     }
-    table = _rows([*_chosen(lines, groups_of)], columns)
+    table = _rows([*_chosen(lines, simulated)], columns)
     facts = {
         name: [f"`{found.table}`, {found.front_ms:g} ms beside the engine", *_load_facts(name, found.runs)]
         for name, found in simulated.items()
@@ -173,9 +171,8 @@ def _conditions(command: str, facts: dict[str, list[str]]) -> str:
 
 def _gpus(experiment: Experiment) -> str:
     ranks, replicas = experiment.engine.tensor_parallel_size, experiment.replicas
-    if ranks > 1:
-        return f"{replicas} replica{'s' * (replicas > 1)} over {ranks} GPUs{' each' * (replicas > 1)}"
-    return f"{replicas} replica{'s' * (replicas > 1)}, one GPU{' each' * (replicas > 1)}"
+    gpus = f" over {ranks} GPUs" if ranks > 1 else ", one GPU"
+    return f"{replicas} replica{'s' * (replicas > 1)}{gpus}{' each' * (replicas > 1)}"
 
 
 def _cards(kept: str) -> str:
@@ -235,16 +232,8 @@ def accuracy(*lines: str) -> str:
             for system, found in pairs.items()
             if found
         ]
-    headings = [
-        "steps",
-        "policy",
-        "runs",
-        "in the SLO, points",
-        "exact answers, points",
-        "TTFT p50/p90, %",
-        "TPOT p50/p90, %",
-    ]
-    return markdown(headings, rows)
+    points = ["in the SLO, points", "exact answers, points"]
+    return markdown(["steps", "policy", "runs", *points, "TTFT p50/p90, %", "TPOT p50/p90, %"], rows)
 
 
 def _errors(pairs: Sequence[tuple[Cell, Prediction]]) -> list[str]:

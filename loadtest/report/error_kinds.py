@@ -13,11 +13,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def error_kinds(errors: Iterable[str]) -> dict[str, int]:
-    """Count errors by kind, the most frequent first; the counts add up to the errors.
-
-    Args:
-        errors: as in ``RequestRecord.error``: ``HTTP 429: {"error": {"message": ...}}``, ``not sent``, ...
-    """
+    """Count the errors of ``RequestRecord.error`` by kind, the most frequent first; the counts add up to the errors."""
     return dict(Counter(map(_kind, errors)).most_common())
 
 

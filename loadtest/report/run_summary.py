@@ -123,10 +123,7 @@ def counter_growth(samples: Sequence[TimelineSample], count_of: Callable[[Servic
 
 def exact_replica_changes(samples: Sequence[TimelineSample]) -> int:
     """How often the number of replicas that the controller wants exact was another one than in the sample before."""
-    exact = [
-        sum(replica.directed == "fp16" for replica in status.replicas)
-        for status in (sample.status for sample in samples)
-    ]
+    exact = [sum(replica.directed == "fp16" for replica in sample.status.replicas) for sample in samples]
     return sum(before != after for before, after in pairwise(exact))
 
 

@@ -23,7 +23,6 @@ def run_plan(plan: SendPlan, tick: Tick, key: str | None = None) -> tuple[Reques
     """Send the requests of the plan; returns one record a request, sorted by index.
 
     Args:
-        plan: the requests.
         tick: called about every half second from the start of the run on: polls the service, shows the progress.
         key: that the service wants with each request. The sender reads it from a pipe, so that it is in no file.
     """
@@ -47,10 +46,8 @@ def run_plan(plan: SendPlan, tick: Tick, key: str | None = None) -> tuple[Reques
         watchdog.start()
         with process:
             try:
-                with (
-                    contextlib.suppress(BrokenPipeError),
-                    process.stdin as pipe,
-                ):  # one that has died says so by its status
+                # One that has died says so by its status.
+                with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                     pipe.write(key or "")
                 finished = _follow(process.stdout, tick)
             finally:

@@ -26,9 +26,7 @@ class PlannedRequest(FrozenModel):
     prompt_tokens: Annotated[int, Field(ge=1)]
     output_tokens: Annotated[int, Field(ge=1)]
     precision: Literal["exact", "fast"] | None = None  # that it asks for
-    blocks: tuple[
-        int, ...
-    ] = ()  # the beginning of the prompt: as in other prompts with the same, ``block_tokens`` each
+    blocks: tuple[int, ...] = ()  # its beginning: as of other prompts with the same, ``block_tokens`` each
     block_tokens: int = 0
     session: str | None = None  # the conversation that it is of, if it says so
 

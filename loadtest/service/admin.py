@@ -22,13 +22,9 @@ POLL_S = 0.5
 
 
 class ServiceClient:
-    """A running service. Every failure is a ServiceError that names the endpoint.
+    """A running service, which gets the key with every request. Every failure is a ServiceError that names the endpoint.
 
-    Args:
-        url: of the service.
-        key: sent with every request; None: none is.
-        transport: of the requests, for tests.
-        allow_host: a host other than this machine that the URL may name.
+    The URL may name no other machine than this, but for ``allow_host``.
     """
 
     def __init__(

@@ -42,17 +42,11 @@ def serve_command(config: Path) -> list[str]:
 
 
 class Started(NamedTuple):
-    """A server that runs.
+    """A server that runs."""
 
-    Attributes:
-        url: of its routes.
-        key: of its admin routes.
-        process: the outermost one.
-    """
-
-    url: str
-    key: str
-    process: "subprocess.Popen[bytes]"
+    url: str  # of its routes
+    key: str  # of its admin routes
+    process: "subprocess.Popen[bytes]"  # the outermost one
 
 
 @contextmanager
@@ -64,13 +58,9 @@ def started_service(
     environment: Mapping[str, str] | None = None,
     url: str | None = None,
 ) -> Iterator[Started]:
-    """Run a server for the length of the block.
+    """Run a server for the length of the block; ``log_path`` gets its output.
 
     Args:
-        command: of the server.
-        log_path: gets its output.
-        limit_s: for its start.
-        progress: is told what is waited for.
         environment: of the server; None: this process's.
         url: of a server that does not say that it is ready.
 

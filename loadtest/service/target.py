@@ -15,12 +15,8 @@ from loadtest.errors import InputError, LoadtestError
 def target_url(url: str, allow_host: str | None = None) -> str:
     """Return the URL without a trailing slash.
 
-    Args:
-        url: of the service.
-        allow_host: a host other than this machine that the load may go to; None: there is none.
-
     Raises:
-        InputError: it is not http, or goes neither to this machine nor to that host.
+        InputError: it is not http, or goes neither to this machine nor to ``allow_host``.
     """
     try:
         parts = urlsplit(url)

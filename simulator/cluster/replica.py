@@ -9,7 +9,7 @@ from typing import Literal
 
 from controller.config import ControllerConfig
 from controller.messages import Directive, DirectiveAck, ReplicaSnapshot, Room
-from controller.protocol import DirectiveFollower
+from controller.protocol.follower import DirectiveFollower
 from deploy.access.admission import TOKENS_IN_QUEUE, Admission, Asked, NoRoom, Place
 from deploy.access.peers import Elsewhere
 from deploy.front.checks.asked import CHARACTERS_PER_TOKEN
@@ -26,9 +26,6 @@ class Replica:
     """One replica.
 
     Args:
-        name: the replica's id.
-        table: what the engine is like.
-        config: of the controller, for the fallback and the SLO.
         ready_at_s: end of the warm-up; no request comes before.
         admission_limit: sequences inside at most; None: no limit until the controller lowers the admission scale.
     """

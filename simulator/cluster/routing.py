@@ -12,11 +12,7 @@ from simulator.engine.request import SimRequest
 
 
 class LeastConnections:
-    """HAProxy, as far as requests and replicas go.
-
-    Args:
-        most_replicas: that there may be; a request is offered the more often.
-    """
+    """HAProxy, as far as requests and replicas go; the more replicas there may be, the more often a request is offered."""
 
     def __init__(self, most_replicas: int) -> None:
         self._tries = tries(most_replicas)
@@ -33,26 +29,17 @@ class LeastConnections:
 
     def report(self, now_s: float, replica: Replica, exact: bool, room: Room | None) -> None:
         """A replica has said what it can take of prompts; None: it says nothing."""
-        if (server := self._servers.get(replica)) is not None:
-            server.report = (
-                None
-                if room is None
-                else RoomReport(
-                    exact,
-                    room.tokens,
-                    room.full_tokens,
-                    room.tokens_per_s,
-                    now_s,
-                    room.load_share,
-                    room.pinned_share,
-                )
-            )
+        if (server := self._servers.get(replica)) is None:
+            return
+        server.report = None
+        if room is not None:
+            tokens = room.tokens, room.full_tokens, room.tokens_per_s
+            server.report = RoomReport(exact, *tokens, now_s, room.load_share, room.pinned_share)
 
     def send(self, now_s: float, request: SimRequest) -> bool:
         """Offer a request to the replica that it is for, and then to one after another: those with the fewest open requests.
 
-        Returns:
-            Whether a replica took it. There must be one at least.
+        Returns whether a replica took it. There must be one at least.
         """
         for replica, server in self._servers.items():
             replica.advance(now_s)

@@ -22,9 +22,7 @@ class SimRequest:
     first_s: float = 0.0
     finished_s: float = 0.0
     generated: int = 0
-    target: int = (
-        0  # tokens that prefill must compute: the prompt, after a preemption also the answer so far; then it decodes
-    )
+    target: int = 0  # tokens that prefill must compute: the prompt, after a preemption also the answer so far
     computed: int = 0  # tokens that have KV entries
     preemptions: int = 0
     prompt_fp16: int = 0

@@ -22,8 +22,7 @@ class HoldingByRow(Holding):
     def _fill_by_row(self, now_s: float, seen_s: float) -> tuple[int, int, int, bool]:
         """Fill a step as the rule of rows plans it.
 
-        Returns:
-            Exact rows, fast rows, KV entries that they attend to, and whether every row is computed in FP16.
+        Returns exact rows, fast rows, KV entries that they attend to, and whether every row is computed in FP16.
         """
         self._see(seen_s)
         while True:

@@ -15,7 +15,7 @@ from controller.decide import guards, loop
 from controller.fleet import fleet
 from controller.live.actor import ControllerActor
 from controller.messages import Directive, DirectiveAck
-from controller.protocol import DirectiveFollower
+from controller.protocol.follower import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 
 FAST = {

@@ -5,7 +5,7 @@ from typing import Any
 from control_cluster import Cluster, make_loop
 
 from controller.config import ControllerConfig
-from controller.protocol import DirectiveFollower
+from controller.protocol.follower import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8 = DirectiveMode.FP16, DirectiveMode.FP8

@@ -5,7 +5,7 @@ from control_cluster import HOT, Cluster, make_loop
 
 from controller.config import ControllerConfig
 from controller.messages import Directive, StandingOrder
-from controller.protocol import DirectiveFollower
+from controller.protocol.follower import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO

@@ -6,7 +6,8 @@ import pytest
 
 from controller.config import ControllerConfig
 from controller.messages import Directive, DirectiveAck, Fallback, Terms
-from controller.protocol import Content, DirectiveFollower, DirectivePublisher
+from controller.protocol.follower import DirectiveFollower
+from controller.protocol.publisher import Content, DirectivePublisher
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 

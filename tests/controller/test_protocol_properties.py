@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from controller.config import RENEW_S, ControllerConfig
 from controller.decide.loop import ControlLoop, Effects
 from controller.messages import Directive, DirectiveAck
-from controller.protocol import DirectiveFollower
+from controller.protocol.follower import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 from nestedfp.steps.step_rule import StepRule
 

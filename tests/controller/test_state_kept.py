@@ -13,7 +13,7 @@ from test_loop_operation import LADDER
 
 from controller.config import ControllerConfig
 from controller.messages import Directive
-from controller.protocol import DirectiveFollower
+from controller.protocol.follower import DirectiveFollower
 from nestedfp.modes import DirectiveMode
 
 FP16, FP8, AUTO = DirectiveMode.FP16, DirectiveMode.FP8, DirectiveMode.AUTO

@@ -88,7 +88,8 @@ def run(scenario, controller, admission=None, meter=None, engine=None, policy="d
     async def main(engine=engine):
         engine = engine or Engine()
         config = ControllerConfig.model_validate({"policy": {"name": policy}})
-        agent = ReplicaAgent("r0", engine, controller.report, controller.call, config, admission, meter, **ends)
+        parts = admission or Admission(None, sequences=1), meter or PathMeter()
+        agent = ReplicaAgent("r0", engine, controller.report, controller.call, config, *parts, **ends)
         await agent.start()
         try:
             return await scenario(agent, engine)

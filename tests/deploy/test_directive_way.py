@@ -13,8 +13,10 @@ from vllm.v1.engine.core import EngineCore
 
 from controller.config import ControllerConfig
 from controller.live.actor import ControllerActor
+from deploy.access.admission import Admission
 from deploy.agent import agent as agents
 from deploy.agent.agent import ReplicaAgent
+from deploy.front.context import PathMeter
 
 
 class Core:
@@ -39,7 +41,8 @@ def test_an_order_is_acknowledged_when_the_next_step_runs_under_it():
     async def main():
         core, config = Core(), ControllerConfig.model_validate({"lease_s": 60.0})
         actor = ControllerActor(config.model_dump(mode="json"))
-        agent = ReplicaAgent("r0", core, actor.report, lambda ack, seen: actor.next_directive("r0", ack, seen), config)
+        call = lambda ack, seen: actor.next_directive("r0", ack, seen)  # noqa: E731
+        agent = ReplicaAgent("r0", core, actor.report, call, config, Admission(None, 1), PathMeter())
         await agent.start()
         try:
             for mode in ("fp8", "fp16"):

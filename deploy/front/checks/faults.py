@@ -78,10 +78,8 @@ def of_engine(
     """Return what the client hears of an exception of vLLM's, from its front end or its engine.
 
     Args:
-        given: the fields of the request, by name.
         begun: the engine has computed a token of the request.
         constrained: a grammar constrains it.
-        longest: tokens of the model's context; None: nobody knows.
     """
     from vllm.exceptions import GenerationError
     from vllm.v1.engine.exceptions import EngineGenerateError

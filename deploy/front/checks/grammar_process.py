@@ -91,12 +91,7 @@ def _answer(line: socket.socket, setting: Setting, manager: Any) -> None:
 
 
 def attempt(given: dict[str, Any], setting: Setting, manager: Any = None) -> dict[str, Any]:
-    """Check and compile a grammar as the engine does, and see whether it allows a first token.
-
-    Args:
-        given: fields of vLLM's ``StructuredOutputsParams``.
-        manager: of vLLM's xgrammar, made before; None: one is made.
-    """
+    """Check and compile a grammar, of the fields ``given``, as the engine does, and see whether it allows a first token."""
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.structured_output.request import StructuredOutputRequest
 

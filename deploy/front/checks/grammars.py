@@ -35,11 +35,7 @@ LOOK_EVERY_S = 0.1  # whether it is ready
 
 
 class Grammars:
-    """Tries grammars of structured outputs in a process beside this one; ``start`` starts it, and it is replaced when it ends.
-
-    Args:
-        setting: of the engine.
-    """
+    """Tries grammars of structured outputs in a process beside this one, which ``start`` starts, and again when it has ended."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -186,8 +182,7 @@ def of_client(client: Any, cpu_s: float) -> Grammars:
 
 def _one_line(text: str) -> str:
     """Return the first line of a reason, which may repeat parts of the client's grammar, but tells nothing of this machine."""
-    line = next(
-        iter(text.partition(" Pattern: ")[0].splitlines()), ""
-    )  # vLLM repeats a pattern, or what it has made of it
+    # Without the pattern, or what vLLM has made of it.
+    line = next(iter(text.partition(" Pattern: ")[0].splitlines()), "")
     line = re.sub(r"\[[0-9:]+\] \S+:\d+: ", "", line)  # where in its own source xgrammar found that
     return "an internal detail" if re.search(r"site-packages|\.py\b|/usr/|/tmp/|0x[0-9a-f]{6}", line) else line[:300]

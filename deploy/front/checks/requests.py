@@ -63,11 +63,7 @@ def check_kind(headers: Mapping[bytes, bytes]) -> None:
 
 
 class Bodies:
-    """Reads bodies; those that arrive at the same time share a bound.
-
-    Args:
-        limit_bytes: of one.
-    """
+    """Reads bodies; those that arrive at the same time share a bound."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -137,12 +133,7 @@ def parse(
     check: Callable[[RequestT], None],
     most_ids: int = MOST_IDS,
 ) -> RequestT:
-    """Return the request.
-
-    Args:
-        model: vLLM's class of it.
-        check: of the request once it is read; raises ``Refused``.
-        most_ids: token ids in it.
+    """Return the request, of vLLM's class ``model``, with at most so many token ids; ``check`` looks at it once it is read.
 
     Raises:
         Refused: 415 for a compressed body, 400 with the first fault, whatever vLLM's validators make of it.
@@ -169,11 +160,7 @@ def parse(
 def check_values(body: bytes, most_ids: int = MOST_IDS) -> None:
     """Refuse a body in which there are more values than ``MOST_VALUES``, those in lists and objects and these themselves.
 
-    Args:
-        most_ids: token ids that may come on top.
-
-    Raises:
-        Refused: 400.
+    ``most_ids`` token ids may come on top.
     """
     # Each stands after a bracket or a comma. A text may hold such too, so that whoever has many is looked at closely.
     if body.count(b"[") + body.count(b"{") + body.count(b",") < MOST_VALUES:
@@ -237,16 +224,7 @@ def check_bounds(request: Any) -> None:
 
 
 def check_length(prompts: int, tokens: int, longest: int | None) -> None:
-    """Check that the tokenizer can be given the prompts of a request.
-
-    Args:
-        prompts: of the request.
-        tokens: of all of them; an estimate.
-        longest: the model's context, in tokens; None: nobody knows.
-
-    Raises:
-        Refused: 400 with the bound and what came.
-    """
+    """Refuse prompts, of so many tokens by an estimate, that are far longer than the model's context; None: it is not known."""
     if longest is None or tokens <= prompts * (most := max(LEAST_PROMPT_TOKENS, 4 * longest)):
         return
     raise Refused(

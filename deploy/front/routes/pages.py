@@ -37,10 +37,6 @@ def version() -> Shown:
 async def models(serving: Any, model: str) -> Shown:
     """Return the answer to ``GET /v1/models``, or to ``GET /v1/models/MODEL``: its entry in the list.
 
-    Args:
-        serving: vLLM's ``OpenAIServingModels``.
-        model: empty: all.
-
     Raises:
         Refused: 404 where the list has no such model.
     """

@@ -15,10 +15,9 @@ BEFORE_THE_ENGINE = ("response.created", "response.in_progress")  # events that 
 
 
 class ResponsesRoute(Route):
-    """The route; the usage stands in the response of the last event."""
+    """A ``Route``; the usage stands in the response of the last event."""
 
     def check(self, request: Any) -> None:
-        """See ``Route.check``."""
         for name in ("background", "previous_response_id", "previous_input_messages"):
             if vars(request).get(name):
                 raise Refused(
@@ -33,25 +32,19 @@ class ResponsesRoute(Route):
         check_bounds(request)
 
     def asks(self, request: Any) -> Asked:
-        """See ``Route.asks``."""
         return asked_of_input(request)
 
     def is_plain(self, request: Any) -> bool:
-        """See ``Route.is_plain``: its events are vLLM's."""
-        return False
+        return False  # its events are vLLM's
 
     def answer(self, result: Any) -> dict[str, Any]:
-        """See ``Route.answer``."""
-        found: dict[str, Any] = result.model_dump(mode="json", by_alias=True)
-        return found
+        return result.model_dump(mode="json", by_alias=True)
 
     def discloser(self, request: Any, counts: Any, prompt_tokens: Callable[[], int]) -> Any:
-        """See ``Route.discloser``."""
         return NamedDiscloser(lambda: tokens_of(counts), LAST_EVENTS)
 
     def last_words(self, body: bytes) -> bytes:
-        """See ``Route.last_words``: events have names here."""
-        return b"event: error\ndata: " + body + GAP
+        return b"event: error\ndata: " + body + GAP  # events have names here
 
     async def events(self, result: Any) -> AsyncIterator[str]:
         """See ``Route.events``: an error that comes before the engine has begun comes before any event."""

@@ -19,19 +19,12 @@ def tokens_of(counts: Any) -> Tokens | None:
 
 @dataclass(frozen=True)
 class Route:
-    """A route whose answer is text, streamed or in one piece.
+    """A route whose answer is text, streamed or in one piece."""
 
-    Attributes:
-        model: vLLM's request class.
-        serving: vLLM's serving object.
-        method: of that.
-        chat: it answers messages.
-    """
-
-    model: Any
-    serving: Any
-    method: str
-    chat: bool = False
+    model: Any  # vLLM's request class
+    serving: Any  # vLLM's serving object
+    method: str  # of that
+    chat: bool = False  # it answers messages
 
     def check(self, request: Any) -> None:
         """Check a request's bounds.
@@ -70,20 +63,14 @@ class Route:
 
     def answer(self, result: Any) -> dict[str, Any]:
         """Return vLLM's answer in one piece as what becomes JSON."""
-        found: dict[str, Any] = result.model_dump(mode="json")
-        return found
+        return result.model_dump(mode="json")
 
     def events(self, result: Any) -> Any:
         """Return the server-sent events, as texts, of vLLM's generator of a streamed answer."""
         return result
 
     def discloser(self, request: Any, counts: Any, prompt_tokens: Callable[[], int]) -> Any:
-        """Return what adds the disclosure to such an event, with a method ``event``.
-
-        Args:
-            counts: by sequence, as ``collected`` gives them.
-            prompt_tokens: returns those of the request's prompts.
-        """
+        """Return what adds the disclosure to such an event, with a method ``event``; ``counts`` as ``collected`` gives them."""
         options = request.stream_options
         asked = bool(options and options.include_usage)
         return StreamDiscloser(lambda: tokens_of(counts), asked, prompt_tokens, lambda: bool(counts.whole))
@@ -94,11 +81,7 @@ class Route:
 
 
 def routes(state: Any) -> dict[str, Route]:
-    """Return the routes by path, of those serving objects that vLLM has made for the model.
-
-    Args:
-        state: of vLLM's application.
-    """
+    """Return the routes by path, of those serving objects that vLLM has made for the model."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest

@@ -31,12 +31,12 @@ def test_a_header_says_what_was_decided_at_the_start(asked, directed, told):
 
 def test_where_no_answer_can_be_exact_a_promise_is_refused_and_everything_else_is_answered():
     app = front(answer)
-    app._generate._inexact = Inexact.CHECKPOINT
+    app.generate.inexact = Inexact.CHECKPOINT
     refused = ask(app, body={**GOOD, "precision": "exact"})
     assert (refused[0], refused[1]["retry-after"]) == (503, "60")
     assert "no answer can be exact: this engine runs" in error_of(refused)
     for inexact, told in ((Inexact.CHECKPOINT, "auto"), (Inexact.KV_CACHE, "weights_exact")):
         directed = front(answer, Peers(directed="fp16"))
-        directed._generate._inexact = inexact
+        directed.generate.inexact = inexact
         assert ask(directed)[1]["x-nestedfp-precision"] == told
     assert [ask(app, body={**GOOD, "precision": each})[0] for each in ("fast", "auto")] == [200, 200]

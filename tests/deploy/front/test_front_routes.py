@@ -70,7 +70,7 @@ def test_head_and_a_slash_at_the_end_are_the_same_route(path, slashes, method):
 
     def asked(path, method):
         app = front()
-        app._pages["/ready"] = ready
+        app.pages["/ready"] = ready
         return ask(app, path, method)
 
     assert asked(path + slashes, method) == asked(path, "GET")
@@ -82,7 +82,7 @@ def test_requests_are_counted_and_not_those_of_whoever_watches_the_replica():
         return Shown(200, "application/json", b"{}")
 
     app = front()
-    app._pages["/health"] = healthy
+    app.pages["/health"] = healthy
     for path, method in ((PATH, "POST"), ("/v1/models", "GET"), ("/health", "GET"), ("/none", "GET")):
         ask(app, path, method)
     assert app.asked == 2

@@ -122,7 +122,7 @@ async def lean(outputs, chat, include_usage):
     frame = Frame.make("id", 1, "m", chat=chat, include_usage=include_usage, fingerprint=FINGERPRINT)
     call = GenerateCall(Client(), None, SamplingParams(), "r", {}, frame=frame)
     generate = front()
-    context = generate._meter.arrive(0.0)
+    context = generate.meter.arrive(0.0)
     feeding = asyncio.create_task(feed())
     await generate._write(call, send, context)
     await feeding

@@ -50,7 +50,7 @@ class Service:
             self.meter,
             PeerView(),
             1 << 20,
-            taps=Taps(states, more, self.meter.delivered) if tapped else None,
+            taps=Taps(states, more, self.meter.delivered) if tapped else Taps({}),
         )
 
     def ids(self, text):

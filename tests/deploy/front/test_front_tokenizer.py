@@ -66,7 +66,7 @@ def service(config):
         state = SimpleNamespace(openai_serving_completion=Completions(), **others)
         routes = text.routes(state)
         admission = admission or Admission(None, 64, longest=CONTEXT)
-        return Front(None, Generate(routes, Client(), admission, PathMeter(), PeerView(), limit, keys))
+        return Front(None, Generate(routes, Client(), admission, PathMeter(), PeerView(), limit, keys or Keys()))
 
     yield make
     renderer.shutdown()
