@@ -5,7 +5,7 @@ python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (or mixtral-8x
 Systems, microseconds of a product (CUDA graph replays; the experts chosen change from launch to launch):
     fp16, fp8       vLLM's Triton kernel with FP16 weights, and with FP8 weights and scales per channel and token; vLLM's own tiles
     exact, fast     nested weights in each precision, with the tiles that ``nestedfp.kernels.expert_tiles`` chooses
-    exact_other, fast_other     with those that it chooses for other sizes
+    exact TILES, fast TILES     with those that it chooses for other sizes
 """
 
 import argparse
@@ -58,9 +58,14 @@ def random_choice(tokens: int, experts: int, chosen: int) -> Choice:
 
 
 def products(
-    a: torch.Tensor, weight: torch.Tensor, stack: Stack, chosen: int, peers: dict[str, dict[str, int]]
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    stack: Stack,
+    chosen: int,
+    weights: torch.Tensor | None,
+    peers: dict[str, dict[str, int]],
 ) -> list[tuple[str, dict[str, int], Callable[[torch.Tensor, Any], None]]]:
-    """Return system, tiles, and how to compute a product for the places of a choice."""
+    """Return system, tiles, and how to compute a product for the places of a choice; ``weights`` of down alone."""
     codes, scale = _custom_ops.scaled_fp8_quant(a, use_per_token_if_dynamic=True)
     upper, scales, interleaved = (
         stack.upper.view(torch.float8_e4m3fn),
@@ -69,17 +74,17 @@ def products(
     )
 
     def fp16(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
-        experts_gpu.vllms_product(a, weight, c, None, placed, chosen, tiles, None)
+        experts_gpu.vllms_product(a, weight, c, weights, placed, chosen, tiles, None)
 
     def fp8(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
-        experts_gpu.vllms_product(codes, upper, c, None, placed, chosen, tiles, scales)
+        experts_gpu.vllms_product(codes, upper, c, weights, placed, chosen, tiles, scales)
 
     def exact(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
-        experts_triton.product(a, stack.upper, stack.lower, c, None, *placed, chosen, tiles)
+        experts_triton.product(a, stack.upper, stack.lower, c, weights, *placed, chosen, tiles)
 
     def grouped(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
-        operands = (interleaved, stack.upper, stack.lower, c, None, *placed, chosen)
-        experts_grouped.product(*operands, tiles, interleaved=False)
+        operands = (interleaved, stack.upper, stack.lower, c, weights, *placed, chosen)
+        experts_grouped.product(*operands, tiles, interleaved=weights is None)
 
     found = [("fp16", peers["fp16"], fp16), ("fp8", peers["fp8"], fp8)]
     found += [("fast", tiles, fp8) for tiles in expert_tiles.FAST] + [
@@ -114,8 +119,9 @@ def main() -> None:
         for (product, (rows, k, each)), (weight, stack) in zip(sizes.items(), made, strict=True):
             a = torch.randn(rows, k, device="cuda", dtype=torch.float16)
             c = torch.empty(tokens, chosen, weight.shape[1], device="cuda", dtype=torch.float16)
+            weights = choices[0].weights if product == "down" else None
             times: dict[tuple[str, str], list[float]] = defaultdict(list)
-            for system, tiles, run in products(a, weight, stack, each, peers) * ROUNDS:
+            for system, tiles, run in products(a, weight, stack, each, weights, peers) * ROUNDS:
                 high = tiles["BLOCK_SIZE_M"]
                 if system not in peers and not high / MOST_TILES_HIGH <= max(rows_of_each, 2) <= high * MOST_TILES_HIGH:
                     continue
@@ -125,11 +131,11 @@ def main() -> None:
                     run(c, placed[i % len(placed)])
 
                 is_other = system in ours and tiles != ours[system][product == "down"]
-                named = f"{system}_other" if is_other else system
+                named = f"{system} {expert_tiles.name(tiles)}" if is_other else system
                 times[named, expert_tiles.name(tiles)].append(window_us(launch, len(placed), WINDOW_US))
             found = [(given.model, tokens, product, *key, f"{mean(us):.1f}") for key, us in times.items()]
             print(*found, sep="\n", flush=True)
-            merge(given.out, COLUMNS, COLUMNS[:-1], found, heading())
+            merge(given.out, COLUMNS, COLUMNS[:4], found, heading())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Kernels, engines and the HTTP path, from benchmarks/results/*.csv."""
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +12,7 @@ from docs.tables.marks import markdown, under
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
 MODELS = {"llama-8b": "8B", "mistral-24b": "24B", "llama-70b": "70B", "timed_15ms": "steps of 15 ms"}
+PRODUCTS = 2  # of a layer of experts: gate and up, and down
 Row = dict[str, str]
 
 
@@ -161,19 +161,18 @@ def portable(name: str) -> str:
 
 def experts(name: str) -> str:
     """Return times of the products of a layer of experts, microseconds."""
-    newest = {
-        tuple(row[key] for key in ("model", "tokens", "product", "system")): float(row["us"]) for row in _rows(name)
-    }
-    times: dict[tuple[str, int], Counter[str]] = {}
-    for (model, tokens, _, system), us in newest.items():
-        times.setdefault((model, int(tokens)), Counter())[system] += us
+    times: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in _rows(name):
+        of_size = times.setdefault((row["model"], int(row["tokens"])), {})
+        of_size.setdefault(row["system"], []).append(float(row["us"]))
     rows = []
     for (model, size), by_system in times.items():
-        pairs = [(by_system[peer], by_system[ours]) for peer, ours in (("fp16", "exact"), ("fp8", "fast"))]
-        cells = [
-            (f"{peer:,.0f}", f"{own:,.0f} ({peer / own:.2f})") if peer and own else ("", "") for peer, own in pairs
-        ]
-        rows.append([model, f"{size:,}", *cells[0], *cells[1]])
+        cells = [model, f"{size:,}"]
+        for peer, ours in (("fp16", "exact"), ("fp8", "fast")):
+            both = [by_system.get(system, []) for system in (peer, ours)]
+            (us, own_us), is_whole = map(sum, both), all(len(each) == PRODUCTS for each in both)
+            cells += [f"{us:,.0f}", f"{own_us:,.0f} ({us / own_us:.2f})"] if is_whole else ["", ""]
+        rows.append(cells)
     headings = ["us of both products", "tokens", "vLLM FP16", "FP16 mode", "vLLM FP8", "FP8 mode"]
     return _with_conditions(name, markdown(headings, rows))
 

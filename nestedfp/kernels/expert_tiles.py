@@ -1,8 +1,7 @@
 """Tiles of the products of experts, by how many rows an expert has in the mean. Pure.
 
-The best of those measured on an H200 for the shapes of Qwen3-30B-A3B and Mixtral 8x7B, and held against those of DeepSeek-V2-Lite
-and Qwen2-57B-A14B. A step of few rows is bound by memory: tiles are narrow, and rows of weights 128 bytes at least. vLLM's own
-tiles for FP8 are looked up by shape and type, which has a file for few shapes.
+The best of those measured on an H200 for the shapes of Qwen3-30B-A3B and Mixtral 8x7B. A step of few rows is bound by memory: its
+tiles are narrow, and read 128 bytes and more of a row of weights. vLLM looks its tiles up by shape and type, and has files for few.
 """
 
 from collections.abc import Sequence

@@ -59,7 +59,7 @@ def _interleaved(c):  # type: ignore[no-untyped-def]
     return c.permute([0, 2, 3, 1, 4, 5]).reshape([columns, rows])
 
 
-@gluon.jit  # type: ignore[untyped-decorator]
+@gluon.jit(do_not_specialize=["EM", "valid"])  # type: ignore[untyped-decorator]
 def grouped_kernel(  # type: ignore[no-untyped-def]
     a_ptr,
     upper_ptr,
@@ -154,6 +154,8 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
                 # After the last step it joins what no one multiplies.
                 w = _joined(upper.index(read), lower.index(read), fragment, operand)
             c, before, w = hopper.warpgroup_mma_wait(0, deps=(c, before, w))
+        # A barrier follows: results take the place of activations, which the other warpgroup may still multiply.
+        async_copy.wait_group(0)
     if MUL_WEIGHT:
         row = gl.load(ids_ptr + gl.arange(0, BLOCK_SIZE_M, gl.SliceLayout(0, product_layout)))
         c = c * gl.load(weights_ptr + row, mask=row < valid, other=0.0)[None, :]
@@ -168,7 +170,7 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
 
 
 def interleave(a: torch.Tensor) -> torch.Tensor:
-    """Return activations [rows, k] float16, each 64 of k in the order in which the kernel has the weights."""
+    """Return activations [rows, k] float16, contiguous in k, each 64 of k in the order in which the kernel has the weights."""
     pairs = a.view(torch.int32).view(len(a), -1, 4, 4, 2)  # thread, step, half
     return pairs.permute(0, 1, 3, 4, 2).reshape(len(a), -1).view(a.dtype)
 

@@ -43,7 +43,7 @@ def _join(upper, lower):  # type: ignore[no-untyped-def]
     return tl.inline_asm_elementwise(JOIN, "=r,=r,r,r", [upper, lower], dtype=tl.float16, is_pure=True, pack=4)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["EM", "valid"])  # type: ignore[untyped-decorator]
 def experts_kernel(  # type: ignore[no-untyped-def]
     a_ptr,
     upper_ptr,

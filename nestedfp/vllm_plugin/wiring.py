@@ -264,9 +264,11 @@ def model_obstacles(config: "VllmConfig") -> list[str]:
     if config.lora_config is not None:
         if model.use_mla or (model.is_moe and (is_cpu or nests_experts)):
             kind = "latent attention" if model.use_mla else "nested experts" if nests_experts else "experts on a CPU"
+            remedies = (
+                "enable_lora=False" if is_cpu or model.use_mla else "enable_lora=False, the option experts to 'plain'"
+            )
             found.append(
-                f"nestedfp serves no LoRA adapters on a model with {kind}; set enable_lora=False, merge the adapter's weights"
-                + (" or set the option experts to 'plain'" if nests_experts and not (is_cpu or model.use_mla) else "")
+                f"nestedfp serves no LoRA adapters on a model with {kind}; set {remedies}, or merge the adapter's weights"
             )
         if not is_cpu and os.environ.get("VLLM_LORA_ENABLE_DUAL_STREAM", "0") not in ("", "0"):
             found.append(

@@ -3,6 +3,8 @@
 What it computes is compared on a GPU (test_gpu_moe.py).
 """
 
+import re
+
 import pytest
 import torch
 from triton import compile as compile_triton
@@ -73,7 +75,11 @@ def test_the_grouped_kernel_joins_a_step_while_the_tensor_cores_multiply_the_one
     assert made.metadata.shared <= 227 << 10
     ptx = made.asm["ptx"]
     assert [ptx.count(f"wgmma.wait_group.sync.aligned {running}") for running in (1, 0)] == [steps - 1, 1]
-    _, *between, _ = ptx.split("wgmma.commit_group")
+    _, *between, after = ptx.split("wgmma.commit_group")
+    results = after[after.rindex("cp.async.wait_group") :]
+    assert "bar.sync" in re.split("st.shared|stmatrix", results)[0], (
+        "they overwrite what the other warpgroup multiplies"
+    )
     assert len(between) == steps - 1
     for each in between:
         joins, _, _ = each.partition("wgmma.mma_async")

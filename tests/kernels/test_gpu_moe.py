@@ -27,7 +27,8 @@ with warnings.catch_warnings():
     from nestedfp.vllm_plugin.weights.experts import experts_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators")]
-SHAPES = [(8, 256, 128, 2), (16, 512, 320, 4)]  # experts, hidden, intermediate, chosen
+# Experts, hidden, intermediate, chosen. The last two go round the grouped kernel's stages, in turns of 4 and 3 steps.
+SHAPES = [(8, 256, 128, 2), (16, 512, 320, 4), (8, 2048, 768, 2), (8, 576, 768, 2)]
 
 
 def made(shape):
@@ -40,7 +41,7 @@ def made(shape):
 def test_every_weight_within_the_range_is_joined_at_every_place(rows):
     bits = torch.arange(1 << 16, dtype=torch.int32)
     bits = bits[(bits & 0x7FFF) <= 0x3F00]
-    experts, n, k = 4, 128, 128 if rows != 50 else 192  # 192: no number of steps for the grouped kernel
+    experts, n, k = 4, 128, 128 if rows != 50 else 64  # 64: one step, of which the grouped kernel takes none
     assert len(bits) <= experts * n * k
     spread = torch.stack([bits.roll(i) for i in range(3)]).flatten()[: experts * n * k]
     weight = spread.to(torch.int16).view(torch.float16).view(experts, n, k)
@@ -100,7 +101,9 @@ def test_experts_of_other_ranks_add_nothing(tokens):
     masked = torch.where(choice.ids >= 4, choice.weights, 0.0)
     expected = fused_experts(x.clone(), *weights, masked, choice.ids)
     mapped = experts_gpu.Choice(choice.weights, choice.ids, expert_map, choice.activation)
-    assert torch.allclose(experts_gpu.exact(x, *here, mapped), expected, rtol=2e-3, atol=1e-3)
+    assert torch.allclose(
+        experts_gpu.exact(x, *here, mapped), expected, rtol=2e-3, atol=2e-3 * float(expected.float().std())
+    )
     fast = experts_gpu.fast(x, *here, mapped)
     assert (fast - expected).float().square().mean().sqrt() < 0.08 * expected.float().std()
 

@@ -28,7 +28,7 @@ SMALL = {
     "initializer_range": 0.05,
     "pad_token_id": 0,
 }
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -106,7 +106,9 @@ def served(tmp_path_factory):
     """Each family's model, its prompts, and the runs of its engine: exact, fast, and pinned in FP8 mode."""
     draw, folder = random.Random(3), tmp_path_factory.mktemp("families")
     models = {name: random_model(name, folder / name) for name in FAMILIES}
-    prompts = [[draw.randrange(5, 4000) for _ in range(length)] for length in (5, 17, 40)]
+    prompts = [
+        [draw.randrange(5, 4000) for _ in range(length)] for length in (5, 17, 90)
+    ]  # the last: 45 rows of each expert
     runs = [{"mode": mode, "prompts": [{"prompt_token_ids": each} for each in prompts]} for mode in ("fp16", "fp8")]
     runs.append({**runs[1], "extra_args": {"precision": "fp16"}})
     nested = {"additional_config": {"nestedfp": {"experts": "nested"}}}
@@ -122,7 +124,8 @@ def served(tmp_path_factory):
 def test_a_family_s_exact_answers_are_those_of_transformers_and_fast_ones_are_near_them(served, family):
     model, prompts, exact, fast, pinned = served[family]
     assert not [run["error"] for run in (exact, fast, pinned) if "error" in run]
-    for run, off in ((exact, 0.02), (fast, 0.5)):  # a router may choose another expert
+    off_fast = 0.5 if EXPERTS.items() <= FAMILIES[family].items() else 0.3  # a router may choose another expert
+    for run, off in ((exact, 0.02), (fast, off_fast)):
         for prompt, tokens, best in zip(prompts, run["tokens"], run["logprobs"], strict=True):
             with torch.inference_mode():
                 expected = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
