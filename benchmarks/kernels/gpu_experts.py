@@ -1,6 +1,6 @@
 """Times the products of a layer of experts on a GPU, with each tile of this project's, against vLLM's -> h200-experts.csv.
 
-python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (or mixtral-8x7b; a minute or two each, most of it compiling)
+python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (see --help; a minute or two each, most of it compiling)
 
 Systems, microseconds of a product (CUDA graph replays; the experts chosen change from launch to launch):
     fp16, fp8       vLLM's Triton kernel with FP16 weights, and with FP8 weights and scales per channel and token; vLLM's own tiles
@@ -31,8 +31,10 @@ from nestedfp.vllm_plugin.weights.experts.experts_gpu import Choice, Stack
 MODELS = {
     "qwen3-30b-a3b": (128, 2048, 768, 8),
     "mixtral-8x7b": (8, 4096, 14336, 2),
+    "deepseek-v2-lite": (64, 2048, 1408, 6),
+    "qwen2-57b-a14b": (64, 3584, 2560, 8),
 }  # experts, hidden, intermediate, chosen
-TOKENS = (1, 16, 64, 256, 512, 1024, 2048, 4096)
+TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096)
 WINDOW_US = 20_000.0
 ROUNDS = 2  # over all systems, since a GPU that gets hot gets slower
 MOST_TILES_HIGH = 8  # times the rows of an expert: higher tiles compute padding, lower ones read weights as often
@@ -125,7 +127,7 @@ def main() -> None:
                 high = tiles["BLOCK_SIZE_M"]
                 if system not in peers and not high / MOST_TILES_HIGH <= max(rows_of_each, 2) <= high * MOST_TILES_HIGH:
                     continue
-                placed = [experts_gpu.places(tokens, experts, choice, tiles) for choice in choices]
+                placed = [experts_gpu.places(choice, experts, tiles) for choice in choices]
 
                 def launch(i: int, run: Any = run, c: torch.Tensor = c, placed: list[Any] = placed) -> None:
                     run(c, placed[i % len(placed)])

@@ -9,14 +9,13 @@ activations lie in the order ``interleave`` gives them.
 """
 
 import torch
-import triton  # type: ignore[import-untyped]
 from triton.experimental import gluon  # type: ignore[import-untyped]
 from triton.experimental.gluon import language as gl  # type: ignore[import-untyped]
 from triton.experimental.gluon.language.nvidia import hopper  # type: ignore[import-untyped]
 from triton.experimental.gluon.language.nvidia.hopper import async_copy  # type: ignore[import-untyped]
 
 from nestedfp.kernels.expert_tiles import unrolled
-from nestedfp.kernels.experts_triton import JOIN
+from nestedfp.kernels.experts_triton import JOIN, launch
 
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared  # Triton 3.9, and before
 
@@ -197,34 +196,14 @@ def product(
         config: tiles that ``expert_tiles.exact`` says the grouped kernel takes.
         interleaved: write the results as ``interleave`` has them; n is a multiple of 64.
     """
-    _, n, k = upper.shape
-    padded_rows = min(len(sorted_ids), len(a) * chosen * config["BLOCK_SIZE_M"])
-    grid = (triton.cdiv(padded_rows, config["BLOCK_SIZE_M"]) * triton.cdiv(n, config["BLOCK_SIZE_N"]),)
+    operands = (a, upper, lower, c, weights, sorted_ids, expert_ids, padded, chosen)
+    grid, arguments = launch(*operands, config)
     grouped_kernel[grid](
-        a,
-        upper,
-        lower,
-        c,
-        weights,
-        sorted_ids,
-        expert_ids,
-        padded,
-        n,
-        k,
-        padded_rows,
-        len(a) * chosen,
-        a.stride(0),
-        upper.stride(0),
-        upper.stride(1),
-        c.stride(-2),
+        *arguments,
         MUL_WEIGHT=weights is not None,
         TOP_K=chosen,
         INTERLEAVED_C=interleaved,
-        UNROLL=unrolled(k, config["BLOCK_SIZE_K"]),
-        BLOCK_SIZE_M=config["BLOCK_SIZE_M"],
-        BLOCK_SIZE_N=config["BLOCK_SIZE_N"],
-        BLOCK_SIZE_K=config["BLOCK_SIZE_K"],
-        GROUP_SIZE_M=config["GROUP_SIZE_M"],
+        UNROLL=unrolled(upper.shape[2], config["BLOCK_SIZE_K"]),
         NUM_STAGES=config["num_stages"],
-        num_warps=config["num_warps"],
+        **{name: value for name, value in config.items() if name != "num_stages"},
     )

@@ -5,6 +5,7 @@ The controller is a call away instead of a process.
 
 import asyncio
 import logging
+from functools import partial
 from types import SimpleNamespace
 
 import vllm_parts  # vLLM, imported with its warnings kept quiet
@@ -41,7 +42,7 @@ def test_an_order_is_acknowledged_when_the_next_step_runs_under_it():
     async def main():
         core, config = Core(), ControllerConfig.model_validate({"lease_s": 60.0})
         actor = ControllerActor(config.model_dump(mode="json"))
-        call = lambda ack, seen: actor.next_directive("r0", ack, seen)  # noqa: E731
+        call = partial(actor.next_directive, "r0")
         agent = ReplicaAgent("r0", core, actor.report, call, config, Admission(None, 1), PathMeter())
         await agent.start()
         try:

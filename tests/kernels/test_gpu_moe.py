@@ -50,7 +50,7 @@ def test_every_weight_within_the_range_is_joined_at_every_place(rows):
     ids = torch.arange(experts, dtype=torch.int32, device="cuda").repeat(k, 1)
     is_grouped, (config,) = expert_tiles.exact(rows, [k])
     assert is_grouped == (rows >= 100)
-    places = experts_gpu.fused_moe._prepare_expert_assignment(ids, config, k, experts, experts, None)
+    places = experts_gpu.places(experts_gpu.Choice(None, ids, None, None), experts, config)
     c = torch.empty(k, experts, n, dtype=torch.float16, device="cuda")
     operands = (upper.cuda(), experts_triton.recode(lower).cuda(), c, None, *places, experts, config)
     if is_grouped:

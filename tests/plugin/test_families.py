@@ -106,9 +106,8 @@ def served(tmp_path_factory):
     """Each family's model, its prompts, and the runs of its engine: exact, fast, and pinned in FP8 mode."""
     draw, folder = random.Random(3), tmp_path_factory.mktemp("families")
     models = {name: random_model(name, folder / name) for name in FAMILIES}
-    prompts = [
-        [draw.randrange(5, 4000) for _ in range(length)] for length in (5, 17, 90)
-    ]  # the last: 45 rows of each expert
+    lengths = (5, 17, 90)  # the last: 45 rows of each expert
+    prompts = [[draw.randrange(5, 4000) for _ in range(length)] for length in lengths]
     runs = [{"mode": mode, "prompts": [{"prompt_token_ids": each} for each in prompts]} for mode in ("fp16", "fp8")]
     runs.append({**runs[1], "extra_args": {"precision": "fp16"}})
     nested = {"additional_config": {"nestedfp": {"experts": "nested"}}}

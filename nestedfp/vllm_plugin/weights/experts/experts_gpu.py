@@ -62,8 +62,9 @@ def exact(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tenso
     Returns:
         [rows, hidden] float16.
     """
-    is_grouped, tiles = expert_tiles.exact(_rows_of_each(x, w13, choice), _ks(w13, w2))
-    placed = places(len(x), _experts(w13, choice), choice, tiles[0])
+    experts = _experts(w13, choice)
+    is_grouped, tiles = expert_tiles.exact(choice.ids.numel() / experts, _ks(w13, w2))
+    placed = places(choice, experts, tiles[0])
 
     def product(a: torch.Tensor, stack: Stack, c: torch.Tensor, weights: torch.Tensor | None, chosen: int) -> None:
         operands, config = (a, stack.upper, stack.lower, c, weights, *placed, chosen), tiles[stack is w2]
@@ -77,8 +78,9 @@ def exact(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tenso
 
 def fast(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
     """Compute as ``exact`` with the upper planes and activations of E4M3, by vLLM's Triton kernel."""
-    tiles = expert_tiles.fast(_rows_of_each(x, w13, choice), _ks(w13, w2))
-    placed = places(len(x), _experts(w13, choice), choice, tiles[0])
+    experts = _experts(w13, choice)
+    tiles = expert_tiles.fast(choice.ids.numel() / experts, _ks(w13, w2))
+    placed = places(choice, experts, tiles[0])
 
     def product(a: torch.Tensor, stack: Stack, c: torch.Tensor, weights: torch.Tensor | None, chosen: int) -> None:
         codes, scales = _custom_ops.scaled_fp8_quant(a, use_per_token_if_dynamic=True)
@@ -135,20 +137,10 @@ def _experts(w13: Stack, choice: Choice) -> int:
     return len(w13.upper) if choice.expert_map is None else len(choice.expert_map)
 
 
-def _rows_of_each(x: torch.Tensor, w13: Stack, choice: Choice) -> float:
-    return len(x) * choice.ids.shape[1] / _experts(w13, choice)
-
-
-def places(rows: int, experts: int, choice: Choice, tiles: dict[str, int]) -> Any:
-    """Return which rows, and which expert, each tile of a product has, as vLLM's kernel takes it.
-
-    Args:
-        rows: of activations.
-        experts: of all ranks.
-    """
-    return fused_moe._prepare_expert_assignment(
-        choice.ids, tiles, rows, choice.ids.shape[1], experts, choice.expert_map
-    )
+def places(choice: Choice, experts: int, tiles: dict[str, int]) -> Any:
+    """Return which rows, and which of the ``experts`` of all ranks, each tile of a product has, as vLLM's kernel takes it."""
+    rows, chosen = choice.ids.shape
+    return fused_moe._prepare_expert_assignment(choice.ids, tiles, rows, chosen, experts, choice.expert_map)
 
 
 def _two_products(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, product: Any) -> torch.Tensor:
