@@ -1,8 +1,9 @@
 """FP16 products of experts on a GPU for many rows of each: weights go from registers to the tensor cores.
 
 Triton's own products of weights that were computed in registers write them to shared memory first, and wait for the tensor cores
-after every step of K. Here the joined weights stay in registers, and one step is joined while the tensor cores multiply the one
-before (after the mixed-input kernels of CUTLASS). Written in Gluon, Triton's language with explicit layouts.
+after every step of K. Here the joined weights stay in registers, and half a step is joined while the tensor cores multiply the half
+before (after the mixed-input kernels of CUTLASS). Tiles of up to 128 rows leave room for two blocks on a multiprocessor: one
+multiplies while the other waits. Written in Gluon, Triton's language with explicit layouts.
 
 A thread joins 16 weights of a row that lie together. The tensor cores want other ones of it: the products are right where the
 activations lie in the order ``interleave`` gives them.
@@ -14,18 +15,15 @@ from triton.experimental.gluon import language as gl  # type: ignore[import-unty
 from triton.experimental.gluon.language.nvidia import hopper  # type: ignore[import-untyped]
 from triton.experimental.gluon.language.nvidia.hopper import async_copy  # type: ignore[import-untyped]
 
-from nestedfp.kernels.expert_tiles import unrolled
 from nestedfp.kernels.experts_triton import JOIN, launch
 
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared  # Triton 3.9, and before
 
 
 @gluon.constexpr_function
-def _fragment(rows, columns, warps):  # type: ignore[no-untyped-def]
-    """The layout of a tile of weights: 16 of a row that lie together in each thread, its rows as the tensor cores have them."""
+def _fragment(rows, warps):  # type: ignore[no-untyped-def]
+    """The layout of 64 columns of weights: 16 of a row that lie together in each thread, its rows as the tensor cores have them."""
     registers, spread = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]], [[16, 0], [32, 0]]
-    if columns == 128:
-        registers.append([0, 64])
     covered = 64
     while covered < 16 * warps:
         spread.append([covered, 0])
@@ -34,18 +32,23 @@ def _fragment(rows, columns, warps):  # type: ignore[no-untyped-def]
         registers.append([covered, 0])
         covered *= 2
     lanes = [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, spread, [], [rows, columns])
+    return gl.DistributedLinearLayout(registers, lanes, spread, [], [rows, 64])
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def _joined(upper, lower, fragment: gl.constexpr, operand: gl.constexpr):  # type: ignore[no-untyped-def]
-    u = upper.load(fragment)
-    v = lower.load(fragment)
+def _halves(plane, fragment: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Half of the 64 columns for the first two steps of 16 of the tensor cores, and half for the next two."""
+    x = plane.load(fragment)
+    rows: gl.constexpr = x.shape[0]
+    return gl.split(x.reshape([rows, 4, 2, 2, 4]).permute([0, 1, 3, 4, 2]))  # thread, step, weight, half
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _joined(u, v, operand: gl.constexpr):  # type: ignore[no-untyped-def]
     rows: gl.constexpr = u.shape[0]
-    columns: gl.constexpr = u.shape[1]
     w = gl.inline_asm_elementwise(JOIN, "=r,=r,r,r", [u, v], dtype=gl.float16, is_pure=True, pack=4)
     # Of K: thread, step, half, pair -> step, half, thread, pair.
-    w = w.reshape([rows, columns // 64, 4, 4, 2, 2]).permute([0, 1, 3, 4, 2, 5]).reshape([rows, columns])
+    w = w.reshape([rows, 4, 2, 2, 2]).permute([0, 2, 3, 1, 4]).reshape([rows, 32])
     return gl.convert_layout(w, operand, assert_trivial=True)
 
 
@@ -84,16 +87,14 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
     BLOCK_SIZE_K: gl.constexpr,
     GROUP_SIZE_M: gl.constexpr,
     NUM_STAGES: gl.constexpr,
-    UNROLL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """One tile of C = A @ W.T for the rows of one expert, computed as W @ A.T; arguments as ``product`` has them."""
-    of_weights: gl.constexpr = gl.BlockedLayout(
-        [1, 16], [512 // BLOCK_SIZE_K, BLOCK_SIZE_K // 16], [num_warps, 1], [1, 0]
-    )
-    of_rows: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_SIZE_K, BLOCK_SIZE_K // 8], [num_warps, 1], [1, 0])
-    of_results: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [num_warps, 1], [1, 0])
-    fragment: gl.constexpr = _fragment(BLOCK_SIZE_N, BLOCK_SIZE_K, num_warps)
+    gl.static_assert(BLOCK_SIZE_K == 64)
+    half: gl.constexpr = BLOCK_SIZE_K // 2
+    of_weights: gl.constexpr = gl.BlockedLayout([1, 16], [8, 4], [num_warps, 1], [1, 0])
+    of_rows: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [num_warps, 1], [1, 0])
+    fragment: gl.constexpr = _fragment(BLOCK_SIZE_N, num_warps)
     product_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_SIZE_M, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, product_layout, 2)
     pid = gl.program_id(0)
@@ -104,23 +105,25 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
     group_size_m = min(num_pid_m - first_pid_m, GROUP_SIZE_M)
     pid_m = first_pid_m + (pid % num_pid_in_group) % group_size_m
     pid_n = (pid % num_pid_in_group) // group_size_m
+    ids_ptr = sorted_ids_ptr + pid_m * BLOCK_SIZE_M
+    # Before the first of them is needed: a load takes as long as several steps.
+    expert = gl.load(expert_ids_ptr + pid_m).to(gl.int64)
+    row = gl.load(ids_ptr + gl.arange(0, BLOCK_SIZE_M, gl.SliceLayout(1, of_rows)))
     if pid_m * BLOCK_SIZE_M >= gl.load(padded_ptr):
         return
-    ids_ptr = sorted_ids_ptr + pid_m * BLOCK_SIZE_M
-    expert = gl.load(expert_ids_ptr + pid_m).to(gl.int64)
     c = gl.zeros([BLOCK_SIZE_N, BLOCK_SIZE_M], gl.float32, product_layout)
     if expert >= 0:  # else it is on another rank
-        row = gl.load(ids_ptr + gl.arange(0, BLOCK_SIZE_M, gl.SliceLayout(1, of_rows)))
         k = gl.arange(0, BLOCK_SIZE_K, gl.SliceLayout(0, of_rows))
         a_at = a_ptr + (row // TOP_K).to(gl.int64)[:, None] * stride_am + k[None, :]
         a_mask = (row < valid)[:, None] & (k >= 0)[None, :]
         n = (pid_n * BLOCK_SIZE_N + gl.arange(0, BLOCK_SIZE_N, gl.SliceLayout(1, of_weights))) % N
         k = gl.arange(0, BLOCK_SIZE_K, gl.SliceLayout(0, of_weights))
         w_at = expert * stride_be + n.to(gl.int64)[:, None] * stride_bn + k[None, :]
-        # Two rows that a quarter of a warp reads lie in different banks.
-        plain: gl.constexpr = gl.SwizzledSharedLayout(64, 1, BLOCK_SIZE_K // 64, [1, 0])
-        upper = gl.allocate_shared_memory(gl.uint8, [NUM_STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], plain)
-        lower = gl.allocate_shared_memory(gl.uint8, [NUM_STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], plain)
+        # Planes are in registers while their step is multiplied, so they need a stage less than activations.
+        planes: gl.constexpr = NUM_STAGES - 1
+        plain: gl.constexpr = gl.SwizzledSharedLayout(BLOCK_SIZE_K, 1, 1, [1, 0])
+        upper = gl.allocate_shared_memory(gl.uint8, [planes, BLOCK_SIZE_N, BLOCK_SIZE_K], plain)
+        lower = gl.allocate_shared_memory(gl.uint8, [planes, BLOCK_SIZE_N, BLOCK_SIZE_K], plain)
         swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
         a = gl.allocate_shared_memory(gl.float16, [NUM_STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], swizzled)
         steps = K // BLOCK_SIZE_K
@@ -131,39 +134,39 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
                 _copy(a.index(i), a_at + i * BLOCK_SIZE_K, mask=a_mask)
             async_copy.commit_group()
         async_copy.wait_group(NUM_STAGES - 2)
-        w = _joined(upper.index(0), lower.index(0), fragment, operand)
-        before = w
-        read = 0
-        write = NUM_STAGES - 1
-        for turn in range(steps // UNROLL):
-            for i in gl.static_range(UNROLL):
-                c = hopper.warpgroup_mma(w, a.index(read).permute((1, 0)), c, is_async=True)
-                if i > 0:  # the step before is done, and its stage free
-                    c, before = hopper.warpgroup_mma_wait(1, deps=(c, before))
-                before = w
-                async_copy.wait_group(NUM_STAGES - 3)
-                ahead = turn * UNROLL + i + NUM_STAGES - 1
-                if ahead < steps:
-                    _copy(upper.index(write), upper_ptr + w_at + ahead * BLOCK_SIZE_K)
-                    _copy(lower.index(write), lower_ptr + w_at + ahead * BLOCK_SIZE_K)
-                    _copy(a.index(write), a_at + ahead * BLOCK_SIZE_K, mask=a_mask)
-                async_copy.commit_group()
-                read = gl.where(read + 1 == NUM_STAGES, 0, read + 1)
-                write = gl.where(write + 1 == NUM_STAGES, 0, write + 1)
-                # After the last step it joins what no one multiplies.
-                w = _joined(upper.index(read), lower.index(read), fragment, operand)
-            c, before, w = hopper.warpgroup_mma_wait(0, deps=(c, before, w))
+        w1 = gl.zeros([BLOCK_SIZE_N, half], gl.float16, operand)
+        planes_at, a_at_now, a_before = 0, 0, NUM_STAGES - 1
+        for i in range(steps):
+            u0, u1 = _halves(upper.index(planes_at), fragment)
+            v0, v1 = _halves(lower.index(planes_at), fragment)
+            w0 = _joined(u0, v0, operand)
+            c = hopper.warpgroup_mma(w0, a.index(a_at_now).slice(0, half, 1).permute((1, 0)), c, is_async=True)
+            c, w1 = hopper.warpgroup_mma_wait(1, deps=(c, w1))
+            w1 = _joined(u1, v1, operand)
+            c = hopper.warpgroup_mma(w1, a.index(a_at_now).slice(half, half, 1).permute((1, 0)), c, is_async=True)
+            ahead = i + NUM_STAGES - 1
+            if ahead < steps:
+                _copy(upper.index(planes_at), upper_ptr + w_at + ahead * BLOCK_SIZE_K)
+                _copy(lower.index(planes_at), lower_ptr + w_at + ahead * BLOCK_SIZE_K)
+                _copy(a.index(a_before), a_at + ahead * BLOCK_SIZE_K, mask=a_mask)
+            async_copy.commit_group()
+            c, w0 = hopper.warpgroup_mma_wait(1, deps=(c, w0))
+            async_copy.wait_group(NUM_STAGES - 2)
+            a_before = a_at_now
+            a_at_now = gl.where(a_at_now + 1 == NUM_STAGES, 0, a_at_now + 1)
+            planes_at = gl.where(planes_at + 1 == planes, 0, planes_at + 1)
+        c, w1 = hopper.warpgroup_mma_wait(0, deps=(c, w1))
         # A barrier follows: results take the place of activations, which the other warpgroup may still multiply.
         async_copy.wait_group(0)
     if MUL_WEIGHT:
         row = gl.load(ids_ptr + gl.arange(0, BLOCK_SIZE_M, gl.SliceLayout(0, product_layout)))
         c = c * gl.load(weights_ptr + row, mask=row < valid, other=0.0)[None, :]
-    row = gl.load(ids_ptr + gl.arange(0, BLOCK_SIZE_M, gl.SliceLayout(1, of_results)))
-    column = pid_n * BLOCK_SIZE_N + gl.arange(0, BLOCK_SIZE_N, gl.SliceLayout(0, of_results))
+    row = gl.load(ids_ptr + gl.arange(0, BLOCK_SIZE_M, gl.SliceLayout(1, of_rows)))
+    column = pid_n * BLOCK_SIZE_N + gl.arange(0, BLOCK_SIZE_N, gl.SliceLayout(0, of_rows))
     results = c.to(gl.float16)
     if INTERLEAVED_C:
         results = _interleaved(results)
-    results = gl.convert_layout(results.permute((1, 0)), of_results)
+    results = gl.convert_layout(results.permute((1, 0)), of_rows)
     c_at = c_ptr + row.to(gl.int64)[:, None] * stride_cm + column[None, :]
     gl.store(c_at, results, mask=(row < valid)[:, None] & (column < N)[None, :])
 
@@ -203,7 +206,6 @@ def product(
         MUL_WEIGHT=weights is not None,
         TOP_K=chosen,
         INTERLEAVED_C=interleaved,
-        UNROLL=unrolled(upper.shape[2], config["BLOCK_SIZE_K"]),
         NUM_STAGES=config["num_stages"],
         **{name: value for name, value in config.items() if name != "num_stages"},
     )

@@ -116,11 +116,12 @@ class NestedExpertsBase(FusedMoEMethodBase):
                 layer.register_parameter(f"{stack}_{name}", Parameter(plane, requires_grad=False))
             layer.nestedfp_lists[stack] = _by_expert(weight, count, n)
         if not current_platform.is_cpu():
-            from nestedfp.vllm_plugin.weights.experts.experts_gpu import Stack
+            from nestedfp.vllm_plugin.weights.experts.experts_gpu import Stack, fetch_whole_lines
 
             layer.nestedfp_stacks = [
                 Stack.of(*(getattr(layer, f"{stack}_{name}").data for name in PLANES)) for stack in STACKS
             ]
+            fetch_whole_lines()
         self_check.remember(layer)
         if listed := sum(weight.outliers for weight in nested):
             logger.info("%s keeps %d weights beyond 1.75 in its outlier lists", self.prefix, listed)
