@@ -30,9 +30,9 @@ def fetch_whole_lines() -> None:
     Raises:
         RuntimeError: the driver refuses.
     """
-    torch.cuda.init()
+    torch.cuda.synchronize()  # makes its context current
     if error := ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(MAX_L2_FETCH_GRANULARITY, ctypes.c_size_t(LINE_BYTES)):
-        raise RuntimeError(f"cuCtxSetLimit returned {error}, expected 0: no CUDA context is current")
+        raise RuntimeError(f"cuCtxSetLimit returned {error}, expected 0: this driver does not take the limit")
 
 
 @dataclass(frozen=True, slots=True)
