@@ -105,6 +105,7 @@ def main() -> None:
     experts, hidden, intermediate, chosen = MODELS[given.model]
     torch.manual_seed(0)
     experts_gpu.fetch_whole_lines()
+    measured_on = heading()  # once, since the clock it names changes
     made = [random_stack(experts, 2 * intermediate, hidden), random_stack(experts, hidden, intermediate)]
     shapes = [weight.shape for weight, _ in made]
     for tokens in TOKENS:
@@ -136,7 +137,7 @@ def main() -> None:
                 times[named, expert_tiles.name(tiles)].append(window_us(launch, len(placed), WINDOW_US))
             found = [(given.model, tokens, product, *key, f"{mean(us):.1f}") for key, us in times.items()]
             print(*found, sep="\n", flush=True)
-            merge(given.out, COLUMNS, COLUMNS[:4], found, heading())
+            merge(given.out, COLUMNS, COLUMNS[:4], found, measured_on)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 # Rows of an expert up to which a tile is as high as the name says.
 EXACT_16, EXACT_32, GROUPED_64, GROUPED_128 = 10, 20, 52, 400
-FAST_16, FAST_32, FAST_64 = 12, 24, 60
+FAST_16, FAST_32, FAST_64, FAST_128 = 12, 24, 70, 400
 LONG_K = 4096  # from which on a step of 256 is faster for few rows
 
 
@@ -32,8 +32,8 @@ HIGH_256 = _tiles(256, 128, 64, 16, 8, 5)
 GROUPED = (HIGH_64, HIGH_128, HIGH_256)
 FAST_LOW, FAST_LOW_LONG = _tiles(16, 64, 128, 1, 4, 4), _tiles(16, 64, 256, 1, 4, 4)
 FAST_MIDDLE, FAST_WIDE = _tiles(32, 64, 128, 1, 4, 3), _tiles(64, 128, 128, 16, 4, 3)
-FAST_HIGH = _tiles(128, 256, 128, 16, 8, 4)
-FAST = (FAST_LOW, FAST_LOW_LONG, FAST_MIDDLE, FAST_WIDE, FAST_HIGH)
+FAST_HIGH, FAST_MANY = _tiles(128, 256, 128, 16, 8, 4), _tiles(128, 256, 128, 16, 8, 3)
+FAST = (FAST_LOW, FAST_LOW_LONG, FAST_MIDDLE, FAST_WIDE, FAST_HIGH, FAST_MANY)
 
 
 def name(tiles: dict[str, int]) -> str:
@@ -59,4 +59,5 @@ def fast(rows: float, ks: Sequence[int]) -> list[dict[str, int]]:
     """Return the tiles of a layer's FP8 products, equally high; arguments as ``exact`` has them."""
     if rows <= FAST_16:
         return [FAST_LOW_LONG if k >= LONG_K else FAST_LOW for k in ks]
-    return [FAST_MIDDLE if rows <= FAST_32 else FAST_WIDE if rows <= FAST_64 else FAST_HIGH] * len(ks)
+    by_rows = ((FAST_32, FAST_MIDDLE), (FAST_64, FAST_WIDE), (FAST_128, FAST_HIGH))
+    return [next((tiles for most, tiles in by_rows if rows <= most), FAST_MANY)] * len(ks)
