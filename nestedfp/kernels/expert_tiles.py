@@ -6,8 +6,8 @@ tiles are narrow. vLLM looks its tiles up by shape and type, and has files for f
 
 from collections.abc import Sequence
 
-# Rows of an expert up to which a tile is as high as the name says.
-EXACT_16, EXACT_32, GROUPED_64, GROUPED_128 = 10, 20, 52, 400
+# Rows of an expert up to which tiles are used: names say how high those are.
+EXACT_16, EXACT_32, GROUPED_64, GROUPED_128 = 10, 20, 52, 700
 FAST_16, FAST_32, FAST_64, FAST_128 = 12, 24, 70, 400
 LONG_K = 4096  # from which on a step of 256 is faster for few rows
 
@@ -26,13 +26,14 @@ def _tiles(m: int, n: int, k: int, group: int, warps: int, stages: int) -> dict[
 LOW, LOW_LONG = _tiles(16, 64, 128, 1, 8, 4), _tiles(16, 64, 256, 1, 8, 3)
 MIDDLE = _tiles(32, 64, 128, 1, 4, 3)
 EXACT = (LOW, LOW_LONG, MIDDLE)
-HIGH_64, HIGH_128 = _tiles(64, 128, 64, 16, 8, 4), _tiles(128, 128, 64, 16, 8, 4)
-HIGH_128["maxnreg"] = 128  # for two blocks on a multiprocessor
+HIGH_64 = _tiles(64, 128, 64, 16, 8, 4)
+HIGH_128 = _tiles(128, 128, 64, 16, 8, 4) | {"maxnreg": 128}  # for two blocks on a multiprocessor
 HIGH_256 = _tiles(256, 128, 64, 16, 8, 5)
 GROUPED = (HIGH_64, HIGH_128, HIGH_256)
 FAST_LOW, FAST_LOW_LONG = _tiles(16, 64, 128, 1, 4, 4), _tiles(16, 64, 256, 1, 4, 4)
 FAST_MIDDLE, FAST_WIDE = _tiles(32, 64, 128, 1, 4, 3), _tiles(64, 128, 128, 16, 4, 3)
-FAST_HIGH, FAST_MANY = _tiles(128, 256, 128, 16, 8, 4), _tiles(128, 256, 128, 16, 8, 3)
+FAST_HIGH = _tiles(128, 256, 128, 16, 8, 4)
+FAST_MANY = _tiles(128, 256, 128, 16, 8, 3)  # vLLM's for Mixtral, which was faster
 FAST = (FAST_LOW, FAST_LOW_LONG, FAST_MIDDLE, FAST_WIDE, FAST_HIGH, FAST_MANY)
 
 

@@ -106,13 +106,12 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
     pid_m = first_pid_m + (pid % num_pid_in_group) % group_size_m
     pid_n = (pid % num_pid_in_group) // group_size_m
     ids_ptr = sorted_ids_ptr + pid_m * BLOCK_SIZE_M
-    # Before the first of them is needed: a load takes as long as several steps.
-    expert = gl.load(expert_ids_ptr + pid_m).to(gl.int64)
-    row = gl.load(ids_ptr + gl.arange(0, BLOCK_SIZE_M, gl.SliceLayout(1, of_rows)))
     if pid_m * BLOCK_SIZE_M >= gl.load(padded_ptr):
         return
+    expert = gl.load(expert_ids_ptr + pid_m).to(gl.int64)
     c = gl.zeros([BLOCK_SIZE_N, BLOCK_SIZE_M], gl.float32, product_layout)
     if expert >= 0:  # else it is on another rank
+        row = gl.load(ids_ptr + gl.arange(0, BLOCK_SIZE_M, gl.SliceLayout(1, of_rows)))
         k = gl.arange(0, BLOCK_SIZE_K, gl.SliceLayout(0, of_rows))
         a_at = a_ptr + (row // TOP_K).to(gl.int64)[:, None] * stride_am + k[None, :]
         a_mask = (row < valid)[:, None] & (k >= 0)[None, :]
@@ -135,26 +134,26 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
             async_copy.commit_group()
         async_copy.wait_group(NUM_STAGES - 2)
         w1 = gl.zeros([BLOCK_SIZE_N, half], gl.float16, operand)
-        planes_at, a_at_now, a_before = 0, 0, NUM_STAGES - 1
+        planes_slot, a_slot, a_free = 0, 0, NUM_STAGES - 1
         for i in range(steps):
-            u0, u1 = _halves(upper.index(planes_at), fragment)
-            v0, v1 = _halves(lower.index(planes_at), fragment)
+            u0, u1 = _halves(upper.index(planes_slot), fragment)
+            v0, v1 = _halves(lower.index(planes_slot), fragment)
             w0 = _joined(u0, v0, operand)
-            c = hopper.warpgroup_mma(w0, a.index(a_at_now).slice(0, half, 1).permute((1, 0)), c, is_async=True)
+            c = hopper.warpgroup_mma(w0, a.index(a_slot).slice(0, half, 1).permute((1, 0)), c, is_async=True)
             c, w1 = hopper.warpgroup_mma_wait(1, deps=(c, w1))
             w1 = _joined(u1, v1, operand)
-            c = hopper.warpgroup_mma(w1, a.index(a_at_now).slice(half, half, 1).permute((1, 0)), c, is_async=True)
+            c = hopper.warpgroup_mma(w1, a.index(a_slot).slice(half, half, 1).permute((1, 0)), c, is_async=True)
             ahead = i + NUM_STAGES - 1
             if ahead < steps:
-                _copy(upper.index(planes_at), upper_ptr + w_at + ahead * BLOCK_SIZE_K)
-                _copy(lower.index(planes_at), lower_ptr + w_at + ahead * BLOCK_SIZE_K)
-                _copy(a.index(a_before), a_at + ahead * BLOCK_SIZE_K, mask=a_mask)
+                _copy(upper.index(planes_slot), upper_ptr + w_at + ahead * BLOCK_SIZE_K)
+                _copy(lower.index(planes_slot), lower_ptr + w_at + ahead * BLOCK_SIZE_K)
+                _copy(a.index(a_free), a_at + ahead * BLOCK_SIZE_K, mask=a_mask)
             async_copy.commit_group()
             c, w0 = hopper.warpgroup_mma_wait(1, deps=(c, w0))
             async_copy.wait_group(NUM_STAGES - 2)
-            a_before = a_at_now
-            a_at_now = gl.where(a_at_now + 1 == NUM_STAGES, 0, a_at_now + 1)
-            planes_at = gl.where(planes_at + 1 == planes, 0, planes_at + 1)
+            a_free = a_slot
+            a_slot = gl.where(a_slot + 1 == NUM_STAGES, 0, a_slot + 1)
+            planes_slot = gl.where(planes_slot + 1 == planes, 0, planes_slot + 1)
         c, w1 = hopper.warpgroup_mma_wait(0, deps=(c, w1))
         # A barrier follows: results take the place of activations, which the other warpgroup may still multiply.
         async_copy.wait_group(0)
