@@ -133,6 +133,7 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
                 _copy(a.index(i), a_at + i * BLOCK_SIZE_K, mask=a_mask)
             async_copy.commit_group()
         async_copy.wait_group(NUM_STAGES - 2)
+        hopper.fence_async_shared()  # the tensor cores see what this thread copied; Triton 3.6 does not say so by itself
         w1 = gl.zeros([BLOCK_SIZE_N, half], gl.float16, operand)
         planes_slot, a_slot, a_free = 0, 0, NUM_STAGES - 1
         for i in range(steps):
@@ -151,6 +152,7 @@ def grouped_kernel(  # type: ignore[no-untyped-def]
             async_copy.commit_group()
             c, w0 = hopper.warpgroup_mma_wait(1, deps=(c, w0))
             async_copy.wait_group(NUM_STAGES - 2)
+            hopper.fence_async_shared()
             a_free = a_slot
             a_slot = gl.where(a_slot + 1 == NUM_STAGES, 0, a_slot + 1)
             planes_slot = gl.where(planes_slot + 1 == planes, 0, planes_slot + 1)

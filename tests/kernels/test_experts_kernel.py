@@ -77,6 +77,7 @@ def test_the_grouped_kernel_joins_half_a_step_while_the_tensor_cores_multiply_th
     before, between, after = ptx.split("wgmma.commit_group")
     waited = between.split("wgmma.wait_group")[1] + after.split("cp.async.cg")[0]
     assert "bar.sync" in waited, "copies overwrite what other warps read before it"
+    assert ptx.count("fence.proxy.async") == 2, "after the first copies, and in the loop"
     results = after[after.rindex("cp.async.wait_group") :]
     assert "bar.sync" in re.split("st.shared|stmatrix", results)[0], (
         "they overwrite what the other warpgroup multiplies"
