@@ -5,10 +5,8 @@ tiles are narrow. vLLM looks its tiles up by shape and type, and has files for f
 """
 
 from collections.abc import Sequence
+from math import inf
 
-# Rows of an expert up to which tiles are used: names say how high those are.
-EXACT_16, EXACT_32, GROUPED_64, GROUPED_128 = 10, 20, 52, 700
-FAST_16, FAST_32, FAST_64, FAST_128 = 12, 24, 70, 400
 LONG_K = 4096  # from which on a step of 256 is faster for few rows
 
 
@@ -23,18 +21,30 @@ def _tiles(m: int, n: int, k: int, group: int, warps: int, stages: int) -> dict[
     }
 
 
-LOW, LOW_LONG = _tiles(16, 64, 128, 1, 8, 4), _tiles(16, 64, 256, 1, 8, 3)
-MIDDLE = _tiles(32, 64, 128, 1, 4, 3)
-EXACT = (LOW, LOW_LONG, MIDDLE)
-HIGH_64 = _tiles(64, 128, 64, 16, 8, 4)
-HIGH_128 = _tiles(128, 128, 64, 16, 8, 4) | {"maxnreg": 128}  # for two blocks on a multiprocessor
-HIGH_256 = _tiles(256, 128, 64, 16, 8, 5)
-GROUPED = (HIGH_64, HIGH_128, HIGH_256)
-FAST_LOW, FAST_LOW_LONG = _tiles(16, 64, 128, 1, 4, 4), _tiles(16, 64, 256, 1, 4, 4)
-FAST_MIDDLE, FAST_WIDE = _tiles(32, 64, 128, 1, 4, 3), _tiles(64, 128, 128, 16, 4, 3)
-FAST_HIGH = _tiles(128, 256, 128, 16, 8, 4)
-FAST_MANY = _tiles(128, 256, 128, 16, 8, 3)  # vLLM's for Mixtral, which was faster
-FAST = (FAST_LOW, FAST_LOW_LONG, FAST_MIDDLE, FAST_WIDE, FAST_HIGH, FAST_MANY)
+# Names say how many rows a tile has.
+EXACT_16, EXACT_16_LONG, EXACT_32 = (
+    _tiles(16, 64, 128, 1, 8, 4),
+    _tiles(16, 64, 256, 1, 8, 3),
+    _tiles(32, 64, 128, 1, 4, 3),
+)
+EXACT = (EXACT_16, EXACT_16_LONG, EXACT_32)
+GROUPED_64 = _tiles(64, 128, 64, 16, 8, 4)
+GROUPED_128 = _tiles(128, 128, 64, 16, 8, 4) | {"maxnreg": 128}  # for two blocks on a multiprocessor
+GROUPED_256 = _tiles(256, 128, 64, 16, 8, 5)
+GROUPED = (GROUPED_64, GROUPED_128, GROUPED_256)
+FAST_16, FAST_16_LONG, FAST_32 = (
+    _tiles(16, 64, 128, 1, 4, 4),
+    _tiles(16, 64, 256, 1, 4, 4),
+    _tiles(32, 64, 128, 1, 4, 3),
+)
+FAST_64, FAST_128 = _tiles(64, 128, 128, 16, 4, 3), _tiles(128, 256, 128, 16, 8, 4)
+FAST_128_MANY = _tiles(128, 256, 128, 16, 8, 3)  # vLLM's for Mixtral, which was faster
+FAST = (FAST_16, FAST_16_LONG, FAST_32, FAST_64, FAST_128, FAST_128_MANY)
+
+# The rows of an expert up to which a layer has tiles. Of few rows they depend on k.
+EXACT_FEW, FAST_FEW = 10, 12
+EXACT_BY_ROWS = ((20, EXACT_32), (52, GROUPED_64), (700, GROUPED_128), (inf, GROUPED_256))
+FAST_BY_ROWS = ((24, FAST_32), (70, FAST_64), (400, FAST_128), (inf, FAST_128_MANY))
 
 
 def name(tiles: dict[str, int]) -> str:
@@ -49,16 +59,14 @@ def exact(rows: float, ks: Sequence[int]) -> tuple[bool, list[dict[str, int]]]:
         rows: of an expert, in the mean.
         ks: columns of the weights of each product, multiples of 64.
     """
-    if rows <= EXACT_16:
-        return False, [LOW_LONG if k >= LONG_K else LOW for k in ks]
-    if rows <= EXACT_32:
-        return False, [MIDDLE] * len(ks)
-    return True, [HIGH_64 if rows <= GROUPED_64 else HIGH_128 if rows <= GROUPED_128 else HIGH_256] * len(ks)
+    if rows <= EXACT_FEW:
+        return False, [EXACT_16_LONG if k >= LONG_K else EXACT_16 for k in ks]
+    tiles = next(tiles for most, tiles in EXACT_BY_ROWS if rows <= most)
+    return tiles in GROUPED, [tiles] * len(ks)
 
 
 def fast(rows: float, ks: Sequence[int]) -> list[dict[str, int]]:
     """Return the tiles of a layer's FP8 products, equally high; arguments as ``exact`` has them."""
-    if rows <= FAST_16:
-        return [FAST_LOW_LONG if k >= LONG_K else FAST_LOW for k in ks]
-    by_rows = ((FAST_32, FAST_MIDDLE), (FAST_64, FAST_WIDE), (FAST_128, FAST_HIGH))
-    return [next((tiles for most, tiles in by_rows if rows <= most), FAST_MANY)] * len(ks)
+    if rows <= FAST_FEW:
+        return [FAST_16_LONG if k >= LONG_K else FAST_16 for k in ks]
+    return [next(tiles for most, tiles in FAST_BY_ROWS if rows <= most)] * len(ks)

@@ -4,10 +4,12 @@ What it computes is compared on a GPU (test_gpu_moe.py).
 """
 
 import re
+import subprocess
 
 import pytest
 import torch
 from triton import compile as compile_triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -36,7 +38,7 @@ def test_the_instructions_of_the_decoder_join_every_weight_beside_any_other():
         assert torch.equal((a + c) & 0xFFFFFFFF, expected | expected[other] << 16)
 
 
-def compiled(kernel, source_kind, constants, num_warps, num_stages):
+def compiled(kernel, source_kind, constants, num_warps, num_stages, **others):
     pointers = dict.fromkeys(("sorted_ids_ptr", "expert_ids_ptr", "padded_ptr"), "*i32")
     pointers |= {"a_ptr": "*fp16", "c_ptr": "*fp16", "upper_ptr": "*u8", "lower_ptr": "*u8", "weights_ptr": "*fp32"}
     names = kernel.arg_names
@@ -47,7 +49,7 @@ def compiled(kernel, source_kind, constants, num_warps, num_stages):
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": num_warps, "num_stages": num_stages, **others}
     return compile_triton(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
@@ -63,15 +65,19 @@ def test_it_compiles_for_hopper_with_six_instructions_for_four_weights():
 
 
 @pytest.mark.parametrize("rows", [30, 60, 900])
-def test_the_grouped_kernel_joins_half_a_step_while_the_tensor_cores_multiply_the_half_before(rows):
+def test_the_grouped_kernel_joins_half_a_step_while_the_tensor_cores_multiply_the_half_before(rows, tmp_path):
     is_grouped, (config,) = expert_tiles.exact(rows, [2048])
     assert is_grouped
     warps, stages = config["num_warps"], config["num_stages"]
     tiles = {name: value for name, value in config.items() if name.isupper()} | {"NUM_STAGES": stages}
-    constants = {"MUL_WEIGHT": True, "TOP_K": 8, "INTERLEAVED_C": False, **tiles, "num_warps": warps}
-    made = compiled(experts_grouped.grouped_kernel, GluonASTSource, constants, warps, 1)
+    constants = {"MUL_WEIGHT": False, "TOP_K": 8, "INTERLEAVED_C": True, **tiles, "num_warps": warps}
+    most = {name: config[name] for name in config if name == "maxnreg"}
+    made = compiled(experts_grouped.grouped_kernel, GluonASTSource, constants, warps, 1, **most)
     blocks = 1 if rows == 900 else 2
     assert blocks * (made.metadata.shared + 1024) <= 228 << 10, "they fit a multiprocessor"
+    (tmp_path / "cubin").write_bytes(made.asm["cubin"])
+    used = subprocess.check_output([knobs.nvidia.cuobjdump.path, "-res-usage", tmp_path / "cubin"], text=True)
+    assert blocks * warps * 32 * int(re.search(r"REG:(\d+)", used)[1]) <= 64 << 10, "their registers too"
     ptx = made.asm["ptx"]
     assert [ptx.count(f"wgmma.wait_group.sync.aligned {running}") for running in (1, 0)] == [2, 1]
     before, between, after = ptx.split("wgmma.commit_group")
@@ -100,7 +106,6 @@ def test_the_order_of_activations_is_that_of_the_joined_weights():
 def test_every_layer_has_tiles_that_fit_its_products():
     for ks in [(2048, 768), (4096, 14336), (2048, 1408), (3584, 2560), (256, 128), (512, 320), (64, 64), (4096, 192)]:
         for rows in (0.01, 1, 8, 11, 25, 41, 64, 129, 5000):
-            is_grouped, exact = expert_tiles.exact(rows, ks)
-            for tiles in (exact, expert_tiles.fast(rows, ks)):
+            for tiles in (expert_tiles.exact(rows, ks)[1], expert_tiles.fast(rows, ks)):
                 assert len({each["BLOCK_SIZE_M"] for each in tiles}) == 1, "one assignment of rows to tiles"
-            assert not is_grouped or all(each["BLOCK_SIZE_K"] == 64 for each in exact), "which divides every k"
+    assert all(tiles["BLOCK_SIZE_K"] == 64 for tiles in expert_tiles.GROUPED), "which divides every k"

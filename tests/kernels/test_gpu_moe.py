@@ -3,6 +3,7 @@
 Run: ``pytest -q -m gpu tests/kernels/test_gpu_moe.py``
 """
 
+import ctypes
 import json
 import shutil
 import sys
@@ -106,6 +107,13 @@ def test_experts_of_other_ranks_add_nothing(tokens):
     )
     fast = experts_gpu.fast(x, *here, mapped)
     assert (fast - expected).float().square().mean().sqrt() < 0.08 * expected.float().std()
+
+
+def test_the_l2_fetches_whole_lines():
+    experts_gpu.fetch_whole_lines()
+    limit = ctypes.c_size_t()
+    assert ctypes.CDLL("libcuda.so.1").cuCtxGetLimit(ctypes.byref(limit), experts_gpu.MAX_L2_FETCH_GRANULARITY) == 0
+    assert limit.value == experts_gpu.LINE_BYTES
 
 
 def tiny_model(folder):
