@@ -66,6 +66,9 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("silu_and_mul(Tensor x) -> (Tensor carrier, Tensor scales)");
     // On a GPU alone.
     m.def("quantize_rows(Tensor x) -> (Tensor codes, Tensor scales)");
+    m.def(
+        "experts_product(Tensor(a!) out, Tensor x, Tensor upper, Tensor lower, Tensor? scales, Tensor row_ids, "
+        "Tensor tile_experts, Tensor padded_rows, int tile_rows) -> ()");
     m.def("set_mode(int mode) -> ()");
     m.def("set_mixed(Tensor is_exact) -> ()");
     m.def("get_mode() -> int");

@@ -67,10 +67,10 @@ class Build:
         sources += (CSRC / "cuda/config").glob("*.cpp")
         sources += [*emulated.GRID, emulated.EMULATOR / "hopper.cpp"]
         self.objects = emulated.compile_objects(sources, folder / "objects", UNSIGNED_INDEX)
-        mains = [emulated.EMULATOR / name for name in ("hopper_gemm.cpp", "mixed_gemm.cpp")]
-        self.main, mixed = emulated.compile_objects(mains, folder / "mains", UNSIGNED_INDEX)
-        self.program = self.link("gemm", self.main)
-        self.mixed = self.link("mixed", mixed)
+        mains = [emulated.EMULATOR / name for name in ("hopper_gemm.cpp", "mixed_gemm.cpp", "experts_gemm.cpp")]
+        self.main, mixed, experts = emulated.compile_objects(mains, folder / "mains", UNSIGNED_INDEX)
+        self.program, self.mixed = self.link("gemm", self.main), self.link("mixed", mixed)
+        self.experts = self.link("experts", experts)
 
     def link(self, name, *objects):
         """Of a function that several objects hold the first one counts."""

@@ -2,7 +2,8 @@
 
 python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (see --help; a minute or two each, most of it compiling)
 
-Systems, microseconds of a product (CUDA graph replays; the experts chosen change from launch to launch):
+Systems, microseconds of a product, of down with the activation before it (CUDA graph replays; the experts chosen change from launch
+to launch):
     fp16, fp8       vLLM's Triton kernel with FP16 weights, and with FP8 weights and scales per channel and token; vLLM's own tiles
     exact, fast     nested weights in each precision, with the tiles that ``nestedfp.kernels.expert_tiles`` chooses
     exact TILES, fast TILES     with those that it chooses for other sizes
@@ -11,7 +12,6 @@ Systems, microseconds of a product (CUDA graph replays; the experts chosen chang
 import argparse
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from vllm import _custom_ops
 from vllm.model_executor.layers.fused_moe import fused_moe
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
 
 from benchmarks.kernels.gpu_timing import window_us
 from benchmarks.results_csv import heading, merge
@@ -37,7 +37,7 @@ MODELS = {
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096)
 WINDOW_US = 20_000.0
 ROUNDS = 2  # over all systems, since a GPU that gets hot gets slower
-MOST_TILES_HIGH = 8  # times the rows of an expert: higher tiles compute padding, lower ones read weights as often
+MOST_TILES_HIGH = 3  # times the rows of an expert: higher tiles compute padding, lower ones read weights as often
 COLUMNS = ("model", "tokens", "product", "system", "tiles", "us")
 
 
@@ -59,41 +59,57 @@ def random_choice(tokens: int, experts: int, chosen: int) -> Choice:
     return Choice(weights / weights.sum(-1, keepdim=True), ids.int(), None, MoEActivation.SILU)
 
 
+Run = Callable[[Any, torch.Tensor, Any], None]  # tiles, the results, and the places of a choice
+
+
 def products(
-    a: torch.Tensor,
-    weight: torch.Tensor,
-    stack: Stack,
-    chosen: int,
-    weights: torch.Tensor | None,
-    peers: dict[str, dict[str, int]],
-) -> list[tuple[str, dict[str, int], Callable[[torch.Tensor, Any], None]]]:
-    """Return system, tiles, and how to compute a product for the places of a choice; ``weights`` of down alone."""
-    codes, scale = _custom_ops.scaled_fp8_quant(a, use_per_token_if_dynamic=True)
-    upper, scales, interleaved = (
-        stack.upper.view(torch.float8_e4m3fn),
-        (scale, stack.scales),
-        experts_grouped.interleave(a),
-    )
+    a: torch.Tensor, weight: torch.Tensor, stack: Stack, chosen: int, factors: torch.Tensor | None
+) -> dict[str, Run]:
+    """Return how each system computes a product.
 
-    def fp16(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
-        experts_gpu.vllms_product(a, weight, c, weights, placed, chosen, tiles, None)
+    Args:
+        a: [rows, k] float16; with ``factors``, of the down product, [rows, 2 * k], gate then up.
+    """
+    is_down = factors is not None
+    x = a.new_empty(len(a), weight.shape[2]) if is_down else a
 
-    def fp8(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
-        experts_gpu.vllms_product(codes, upper, c, weights, placed, chosen, tiles, scales)
+    def activate() -> None:
+        if is_down:
+            apply_moe_activation(MoEActivation.SILU, x, a)
 
-    def exact(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
-        experts_triton.product(a, stack.upper, stack.lower, c, weights, *placed, chosen, tiles)
+    activate()
+    codes, scale = _custom_ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
+    upper, scales = stack.upper.view(torch.float8_e4m3fn), (scale, stack.scales)
 
-    def grouped(tiles: dict[str, int], c: torch.Tensor, placed: Any) -> None:
-        operands = (interleaved, stack.upper, stack.lower, c, weights, *placed, chosen)
-        experts_grouped.product(*operands, tiles, interleaved=weights is None)
+    def fp16(tiles: Any, c: torch.Tensor, placed: Any) -> None:
+        activate()
+        experts_gpu.vllms_product(x, weight, c, factors, placed, chosen, tiles, None)
 
-    found = [("fp16", peers["fp16"], fp16), ("fp8", peers["fp8"], fp8)]
-    found += [("fast", tiles, fp8) for tiles in expert_tiles.FAST] + [
-        ("exact", tiles, exact) for tiles in expert_tiles.EXACT
-    ]
-    found += [("exact", tiles, grouped) for tiles in expert_tiles.GROUPED]
-    return [(name, tiles, partial(run, tiles)) for name, tiles, run in found]
+    def fp8(tiles: Any, c: torch.Tensor, placed: Any) -> None:
+        activate()
+        experts_gpu.vllms_product(codes, upper, c, factors, placed, chosen, tiles, scales)
+
+    def exact(tiles: Any, c: torch.Tensor, placed: Any) -> None:
+        if not isinstance(tiles, int):
+            activate()
+            experts_triton.product(x, stack.upper, stack.lower, c, factors, *placed, chosen, tiles)
+            return
+        of_rows = None if factors is None else factors.view(-1)
+        rows = experts_grouped.sorted_rows(a, placed[0], placed[2], chosen, factors=of_rows, silu=is_down)
+        experts_grouped.product(*rows, stack.upper, stack.lower, c.view(-1, c.shape[-1]), *placed, tiles)
+
+    return {"fp16": fp16, "fp8": fp8, "exact": exact, "fast": fp8}
+
+
+def height(tiles: Any) -> int:
+    """Return the rows of a tile."""
+    rows: int = tiles if isinstance(tiles, int) else tiles["BLOCK_SIZE_M"]
+    return rows
+
+
+def places(choice: Choice, experts: int, tiles: Any) -> Any:
+    """Return which rows each tile has."""
+    return (experts_gpu.sorted_places if isinstance(tiles, int) else experts_gpu.places)(choice, experts, tiles)
 
 
 def main() -> None:
@@ -109,32 +125,37 @@ def main() -> None:
     made = [random_stack(experts, 2 * intermediate, hidden), random_stack(experts, hidden, intermediate)]
     shapes = [weight.shape for weight, _ in made]
     for tokens in TOKENS:
-        peers = {
-            name: fused_moe.try_get_optimal_moe_config(*shapes, chosen, dtype, tokens)
-            for name, dtype in (("fp16", None), ("fp8", "fp8_w8a8"))
+        rows_of_each, ks = tokens * chosen / experts, (hidden, intermediate)
+        few = expert_tiles.exact(rows_of_each, ks)
+        chooses = {
+            "fp16": [fused_moe.try_get_optimal_moe_config(*shapes, chosen, None, tokens)] * 2,
+            "fp8": [fused_moe.try_get_optimal_moe_config(*shapes, chosen, "fp8_w8a8", tokens)] * 2,
+            "exact": [few, few] if isinstance(few, int) else few,
+            "fast": expert_tiles.fast(rows_of_each, ks),
         }
-        rows_of_each = tokens * chosen / experts
-        ks = (hidden, intermediate)
-        ours = {"exact": expert_tiles.exact(rows_of_each, ks)[1], "fast": expert_tiles.fast(rows_of_each, ks)}
+        others = {"exact": (*expert_tiles.EXACT, *expert_tiles.HEIGHTS), "fast": expert_tiles.FAST}
         choices = [random_choice(tokens, experts, chosen) for _ in range(16 if tokens <= 16 else 4)]
-        sizes = {"gate_up": (tokens, hidden, chosen), "down": (tokens * chosen, intermediate, 1)}
-        for (product, (rows, k, each)), (weight, stack) in zip(sizes.items(), made, strict=True):
-            a = torch.randn(rows, k, device="cuda", dtype=torch.float16)
+        for i, (product, (weight, stack)) in enumerate(zip(("gate_up", "down"), made, strict=True)):
+            is_down = product == "down"
+            a_shape = (tokens * chosen, 2 * intermediate) if is_down else (tokens, hidden)
+            a = torch.randn(*a_shape, device="cuda", dtype=torch.float16)
             c = torch.empty(tokens, chosen, weight.shape[1], device="cuda", dtype=torch.float16)
-            weights = choices[0].weights if product == "down" else None
+            runs = products(a, weight, stack, 1 if is_down else chosen, choices[0].weights if is_down else None)
             times: dict[tuple[str, str], list[float]] = defaultdict(list)
-            for system, tiles, run in products(a, weight, stack, each, weights, peers) * ROUNDS:
-                high = tiles["BLOCK_SIZE_M"]
-                if system not in peers and not high / MOST_TILES_HIGH <= max(rows_of_each, 2) <= high * MOST_TILES_HIGH:
-                    continue
-                placed = [experts_gpu.places(choice, experts, tiles) for choice in choices]
+            for system, run in [*runs.items()] * ROUNDS:
+                for tiles in others.get(system, chooses[system][:1]):
+                    high, is_other = height(tiles), tiles != chooses[system][i]
+                    if is_other and not high / MOST_TILES_HIGH <= max(rows_of_each, 2) <= high * MOST_TILES_HIGH:
+                        continue
+                    placed = [places(choice, experts, tiles) for choice in choices]
 
-                def launch(i: int, run: Any = run, c: torch.Tensor = c, placed: list[Any] = placed) -> None:
-                    run(c, placed[i % len(placed)])
+                    def launch(
+                        at: int, run: Run = run, tiles: Any = tiles, c: torch.Tensor = c, placed: list[Any] = placed
+                    ) -> None:
+                        run(tiles, c, placed[at % len(placed)])
 
-                is_other = system in ours and tiles != ours[system][product == "down"]
-                named = f"{system} {expert_tiles.name(tiles)}" if is_other else system
-                times[named, expert_tiles.name(tiles)].append(window_us(launch, len(placed), WINDOW_US))
+                    named = f"{system} {expert_tiles.name(tiles)}" if is_other else system
+                    times[named, expert_tiles.name(tiles)].append(window_us(launch, len(placed), WINDOW_US))
             found = [(given.model, tokens, product, *key, f"{mean(us):.1f}") for key, us in times.items()]
             print(*found, sep="\n", flush=True)
             merge(given.out, COLUMNS, COLUMNS[:4], found, measured_on)

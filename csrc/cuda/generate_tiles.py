@@ -4,7 +4,7 @@ python csrc/cuda/generate_tiles.py FOLDER [NUMBER ...]
 
 All tiles, or those of these numbers in tiles.inc, for whoever looks at a few:
 
-* ``tiles_<i>.cu``, ``mixed_tiles_<i>.cu``: explicit instantiations, a few tiles each, so that they compile in parallel.
+* ``tiles_<i>.cu``, ``mixed_tiles_<i>.cu``, ``experts_tiles_<i>.cu``: explicit instantiations, a few tiles each, so that they compile in parallel.
 * ``wgmma.inc``: a wrapper for every wgmma form that the tiles use.
 
 Prints the .cu files, one a line. A file that would not change is left alone, so that nothing is compiled for nothing.
@@ -21,7 +21,7 @@ WGMMA_TOKENS = 256  # N of a wgmma, at most
 
 
 def read(name: str) -> list[str]:
-    """Return the arguments of every tile of a list, ``tiles`` or ``mixed_tiles``."""
+    """Return the arguments of every tile of a list: ``tiles``, ``mixed_tiles`` or ``experts_tiles``."""
     text = Path(__file__).with_name(f"{name}.inc").read_text()
     return re.findall(r"^NESTEDFP_\w*TILE\((.+)\)$", text, re.MULTILINE)
 
@@ -87,7 +87,7 @@ struct {form.wrapper}<{tokens}> {{
 """
 
 
-def wgmma(tiles: Sequence[str], mixed: Sequence[str]) -> str:
+def wgmma(tiles: Sequence[str], mixed: Sequence[str], experts: Sequence[str]) -> str:
     """Return wgmma.inc."""
     used: dict[str, set[int]] = {precision: set() for precision in FORMS}
     for tile in tiles:
@@ -97,6 +97,9 @@ def wgmma(tiles: Sequence[str], mixed: Sequence[str]) -> str:
         exact, fast, rest, _ = map(int, tile.split(", "))
         used["kFp16"].add(exact)
         used["kFp8"] |= {fast, rest}
+    for tile in experts:
+        tokens = int(tile.split(", ")[0])
+        used["kFp16"].add(tokens // (2 if tokens > WGMMA_TOKENS else 1))
     text = """\
 // Written by csrc/cuda/generate_tiles.py. FP32 accumulators, B (the activations) from shared memory.
 //   WgmmaHalf<N>: m64nNk16, A (decoded weights) from registers.
@@ -112,17 +115,18 @@ def generate(folder: Path, numbers: Sequence[int] = ()) -> list[Path]:
     """Write everything, of all tiles or of some, into ``folder`` and return the .cu files."""
     tiles = read("tiles")
     tiles = [tiles[number] for number in numbers] or tiles
-    mixed = [] if numbers else read("mixed_tiles")
+    mixed, experts = ([], []) if numbers else (read("mixed_tiles"), read("experts_tiles"))
     sources = {
         folder / f"{name}_{i // TILES_PER_FILE:02d}.cu": instantiations(macro, some[i : i + TILES_PER_FILE])
         for name, macro, some in (
             ("tiles", "NESTEDFP_INSTANTIATE", tiles),
             ("mixed_tiles", "NESTEDFP_INSTANTIATE_MIXED", mixed),
+            ("experts_tiles", "NESTEDFP_INSTANTIATE_EXPERTS", experts),
         )
         for i in range(0, len(some), TILES_PER_FILE)
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for path, text in {**sources, folder / "wgmma.inc": wgmma(tiles, mixed)}.items():
+    for path, text in {**sources, folder / "wgmma.inc": wgmma(tiles, mixed, experts)}.items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
     for stale in set(folder.glob("*tiles_*.cu")) - set(sources):

@@ -5,7 +5,7 @@ tiles are narrow. vLLM looks its tiles up by shape and type, and has files for f
 """
 
 from collections.abc import Sequence
-from math import inf
+from math import ceil, inf, sqrt
 
 LONG_K = 4096  # from which on a step of 256 is faster for few rows
 
@@ -22,16 +22,8 @@ def _tiles(m: int, n: int, k: int, group: int, warps: int, stages: int) -> dict[
 
 
 # Names say how many rows a tile has.
-EXACT_16, EXACT_16_LONG, EXACT_32 = (
-    _tiles(16, 64, 128, 1, 8, 4),
-    _tiles(16, 64, 256, 1, 8, 3),
-    _tiles(32, 64, 128, 1, 4, 3),
-)
-EXACT = (EXACT_16, EXACT_16_LONG, EXACT_32)
-GROUPED_64 = _tiles(64, 128, 64, 16, 8, 4)
-GROUPED_128 = _tiles(128, 128, 64, 16, 8, 4) | {"maxnreg": 128}  # for two blocks on a multiprocessor
-GROUPED_256 = _tiles(256, 128, 64, 16, 8, 5)
-GROUPED = (GROUPED_64, GROUPED_128, GROUPED_256)
+EXACT_16, EXACT_16_LONG = _tiles(16, 32, 128, 1, 4, 5), _tiles(16, 32, 256, 1, 4, 3)
+EXACT = (EXACT_16, EXACT_16_LONG)
 FAST_16, FAST_16_LONG, FAST_32 = (
     _tiles(16, 64, 128, 1, 4, 4),
     _tiles(16, 64, 256, 1, 4, 4),
@@ -43,26 +35,41 @@ FAST = (FAST_16, FAST_16_LONG, FAST_32, FAST_64, FAST_128, FAST_128_MANY)
 
 # The rows of an expert up to which a layer has tiles. Of few rows they depend on k.
 EXACT_FEW, FAST_FEW = 10, 12
-EXACT_BY_ROWS = ((20, EXACT_32), (52, GROUPED_64), (700, GROUPED_128), (inf, GROUPED_256))
 FAST_BY_ROWS = ((24, FAST_32), (70, FAST_64), (400, FAST_128), (inf, FAST_128_MANY))
 
+HEIGHTS = (
+    32,
+    48,
+    64,
+    80,
+    96,
+    128,
+    160,
+    192,
+    224,
+    288,
+)  # rows of the grouped kernel's tiles: csrc/cuda/experts_tiles.inc
+# A tile costs as much as its rows and so many more. It should hold the rows of an expert that has this many standard deviations
+# more than the mean, of a binomial distribution: hardly any then needs a tile of its own for a few rows.
+ROWS_OF_A_TILE, DEVIATIONS = 40, 2.0
 
-def name(tiles: dict[str, int]) -> str:
-    """Return tiles as tables have them: sizes in M, N and K, then the group, warps, stages, and most registers."""
-    return "x".join(map(str, tiles.values()))
+
+def name(tiles: dict[str, int] | int) -> str:
+    """Return tiles as tables have them: sizes in M, N and K, then the group, warps, and stages; of grouped ones the rows."""
+    return str(tiles) if isinstance(tiles, int) else "x".join(map(str, tiles.values()))
 
 
-def exact(rows: float, ks: Sequence[int]) -> tuple[bool, list[dict[str, int]]]:
-    """Return whether the grouped kernel is to compute a layer's exact products, and the tiles of each, equally high.
+def exact(rows: float, ks: Sequence[int]) -> list[dict[str, int]] | int:
+    """Return the tiles of a layer's exact products by the kernel for few rows, or the rows of the grouped kernel's tiles.
 
     Args:
         rows: of an expert, in the mean.
         ks: columns of the weights of each product, multiples of 64.
     """
     if rows <= EXACT_FEW:
-        return False, [EXACT_16_LONG if k >= LONG_K else EXACT_16 for k in ks]
-    tiles = next(tiles for most, tiles in EXACT_BY_ROWS if rows <= most)
-    return tiles in GROUPED, [tiles] * len(ks)
+        return [EXACT_16_LONG if k >= LONG_K else EXACT_16 for k in ks]
+    most = rows + DEVIATIONS * sqrt(rows)
+    return min(HEIGHTS, key=lambda height: ceil(most / height) * (height + ROWS_OF_A_TILE))
 
 
 def fast(rows: float, ks: Sequence[int]) -> list[dict[str, int]]:

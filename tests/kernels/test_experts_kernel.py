@@ -3,16 +3,17 @@
 What it computes is compared on a GPU (test_gpu_moe.py).
 """
 
+import os
 import re
 import subprocess
+import sys
 
 import pytest
 import torch
+from gemm_library import CSRC
 from triton import compile as compile_triton
-from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from nestedfp.format import split
 from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
@@ -38,60 +39,29 @@ def test_the_instructions_of_the_decoder_join_every_weight_beside_any_other():
         assert torch.equal((a + c) & 0xFFFFFFFF, expected | expected[other] << 16)
 
 
-def compiled(kernel, source_kind, constants, num_warps, num_stages, **others):
+def compiled(kernel, constants):
     pointers = dict.fromkeys(("sorted_ids_ptr", "expert_ids_ptr", "padded_ptr"), "*i32")
     pointers |= {"a_ptr": "*fp16", "c_ptr": "*fp16", "upper_ptr": "*u8", "lower_ptr": "*u8", "weights_ptr": "*fp32"}
     names = kernel.arg_names
     aligned = (*pointers, "N", "K", "stride_am", "stride_be", "stride_bn", "stride_cm")
-    source = source_kind(
+    source = ASTSource(
         kernel,
         signature={name: pointers.get(name, "constexpr" if name in constants else "i32") for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": num_warps, "num_stages": num_stages, **others}
-    return compile_triton(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return compile_triton(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 3})
 
 
 def test_it_compiles_for_hopper_with_six_instructions_for_four_weights():
     tiles = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
     constants = {"NAIVE": False, "MUL_WEIGHT": True, "EVEN_K": True, "TOP_K": 8, **tiles}
-    made = compiled(experts_triton.experts_kernel, ASTSource, constants, 4, 3)
+    made = compiled(experts_triton.experts_kernel, constants)
     assert made.asm["cubin"]
     ptx = made.asm["ptx"]
     weights_per_thread = 64 * 64 // 128
     assert ptx.count("lop3.b32 c") + ptx.count("lop3.b32 d") == weights_per_thread // 2
     assert "mma.sync" in ptx, "on tensor cores"
-
-
-@pytest.mark.parametrize("rows", [30, 60, 900])
-def test_the_grouped_kernel_joins_half_a_step_while_the_tensor_cores_multiply_the_half_before(rows, tmp_path):
-    is_grouped, (config,) = expert_tiles.exact(rows, [2048])
-    assert is_grouped
-    warps, stages = config["num_warps"], config["num_stages"]
-    tiles = {name: value for name, value in config.items() if name.isupper()} | {"NUM_STAGES": stages}
-    constants = {"MUL_WEIGHT": False, "TOP_K": 8, "INTERLEAVED_C": True, **tiles, "num_warps": warps}
-    most = {name: config[name] for name in config if name == "maxnreg"}
-    made = compiled(experts_grouped.grouped_kernel, GluonASTSource, constants, warps, 1, **most)
-    blocks = 1 if rows == 900 else 2
-    assert blocks * (made.metadata.shared + 1024) <= 228 << 10, "they fit a multiprocessor"
-    (tmp_path / "cubin").write_bytes(made.asm["cubin"])
-    used = subprocess.check_output([knobs.nvidia.cuobjdump.path, "-res-usage", tmp_path / "cubin"], text=True)
-    assert blocks * warps * 32 * int(re.search(r"REG:(\d+)", used)[1]) <= 64 << 10, "their registers too"
-    ptx = made.asm["ptx"]
-    assert [ptx.count(f"wgmma.wait_group.sync.aligned {running}") for running in (1, 0)] == [2, 1]
-    before, between, after = ptx.split("wgmma.commit_group")
-    waited = between.split("wgmma.wait_group")[1] + after.split("cp.async.cg")[0]
-    assert "bar.sync" in waited, "copies overwrite what other warps read before it"
-    assert ptx.count("fence.proxy.async") == 2, "after the first copies, and in the loop"
-    results = after[after.rindex("cp.async.wait_group") :]
-    assert "bar.sync" in re.split("st.shared|stmatrix", results)[0], (
-        "they overwrite what the other warpgroup multiplies"
-    )
-    for each in (before, between):
-        joins, _, _ = each.partition("wgmma.mma_async")
-        assert "lop3.b32 c" in joins
-        assert "st.shared" not in joins, "weights go from registers to the tensor cores"
 
 
 def test_the_order_of_activations_is_that_of_the_joined_weights():
@@ -100,12 +70,43 @@ def test_the_order_of_activations_is_that_of_the_joined_weights():
     at = 16 * step + 8 * half + 2 * thread + pair  # of the tensor cores' operand
     expected = torch.empty(64)
     expected[at.flatten()] = (16 * thread + 4 * step + 2 * half + pair).flatten().float()
-    assert torch.equal(experts_grouped.interleave(k)[0].float(), torch.cat([expected, expected + 64]))
+    assert torch.equal(experts_grouped.interleaved(k)[0].float(), torch.cat([expected, expected + 64]))
+
+
+SORTED = """
+import torch
+from nestedfp.kernels.experts_grouped import interleaved, sorted_rows
+
+ids, in_use = torch.randperm(14), torch.tensor([19], dtype=torch.int32)
+ids = torch.nn.functional.pad(torch.cat([ids[:5], torch.full((3,), 14), ids[5:]]), (0, 9), value=14).int()
+kept = (ids < 14) & (torch.arange(len(ids)) < in_use)
+for k in (64, 704, 2240):
+    x, factors = torch.randn(7, k).half(), torch.rand(14)
+    rows, scales = sorted_rows(x, ids, in_use, 2, factors=factors)
+    assert torch.equal(rows[kept], interleaved(x)[ids[kept] // 2]) and torch.equal(scales[kept], factors[ids[kept]])
+    gate, up = both = torch.randn(2, 14, k).half()
+    rows, scales = sorted_rows(torch.cat(tuple(both), 1), ids, in_use, 1, silu=True)
+    expected = interleaved(torch.nn.functional.silu(gate.float()).half() * up)[ids[kept]]
+    assert scales is None and torch.allclose(rows[kept], expected, rtol=1e-3)
+"""
+
+
+def test_rows_are_sorted_by_expert_with_what_is_multiplied_to_them():
+    subprocess.run([sys.executable, "-c", SORTED], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})
 
 
 def test_every_layer_has_tiles_that_fit_its_products():
+    compiled_rows = re.findall(r"TILE\((\d+), \d\)", (CSRC / "cuda/experts_tiles.inc").read_text())
+    assert tuple(map(int, compiled_rows)) == expert_tiles.HEIGHTS
     for ks in [(2048, 768), (4096, 14336), (2048, 1408), (3584, 2560), (256, 128), (512, 320), (64, 64), (4096, 192)]:
         for rows in (0.01, 1, 8, 11, 25, 41, 64, 129, 5000):
-            for tiles in (expert_tiles.exact(rows, ks)[1], expert_tiles.fast(rows, ks)):
+            exact = expert_tiles.exact(rows, ks)
+            for tiles in [expert_tiles.fast(rows, ks), *([] if isinstance(exact, int) else [exact])]:
                 assert len({each["BLOCK_SIZE_M"] for each in tiles}) == 1, "one assignment of rows to tiles"
-    assert all(tiles["BLOCK_SIZE_K"] == 64 for tiles in expert_tiles.GROUPED), "which divides every k"
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile_rows"), [(16, 32), (32, 48), (48, 64), (64, 80), (128, 160), (256, 288), (600, 224), (2048, 288)]
+)
+def test_grouped_tiles_hold_the_rows_of_nearly_every_expert(rows, tile_rows):
+    assert expert_tiles.exact(rows, [2048]) == tile_rows

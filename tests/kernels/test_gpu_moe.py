@@ -21,6 +21,7 @@ from nestedfp.format import split, upper_to_float
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from quantizer_reference import quantize_per_token
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
     from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
 
     from benchmarks.kernels import gpu_experts
@@ -28,7 +29,7 @@ with warnings.catch_warnings():
     from nestedfp.vllm_plugin.weights.experts import experts_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators")]
-# Experts, hidden, intermediate, chosen. The last two go round the grouped kernel's stages.
+# Experts, hidden, intermediate, chosen. The last two go round the stages of the grouped products.
 SHAPES = [(8, 256, 128, 2), (16, 512, 320, 4), (8, 2048, 768, 2), (8, 576, 768, 2)]
 
 
@@ -38,26 +39,27 @@ def made(shape):
     return [weight for weight, _ in stacks], [stack for _, stack in stacks]
 
 
-@pytest.mark.parametrize("rows", [1, 15, 30, 100, 500])
+@pytest.mark.parametrize("rows", [1, *expert_tiles.HEIGHTS])
 def test_every_weight_within_the_range_is_joined_at_every_place(rows):
     bits = torch.arange(1 << 16, dtype=torch.int32)
     bits = bits[(bits & 0x7FFF) <= 0x3F00]
-    experts, n, k = 4, 128, 128 if rows != 30 else 64  # 64: one step alone
+    experts, n, k = 4, 128, 128 if rows != 64 else 64  # 64: one step alone
     assert len(bits) <= experts * n * k
     spread = torch.stack([bits.roll(i) for i in range(3)]).flatten()[: experts * n * k]
     weight = spread.to(torch.int16).view(torch.float16).view(experts, n, k)
     upper, lower = split(weight)
     a = torch.eye(k, dtype=torch.float16, device="cuda")
     ids = torch.arange(experts, dtype=torch.int32, device="cuda").repeat(k, 1)
-    is_grouped, (config,) = expert_tiles.exact(rows, [k])
-    assert is_grouped == (rows > 20)
-    places = experts_gpu.places(experts_gpu.Choice(None, ids, None, None), experts, config)
+    choice, tiles = experts_gpu.Choice(None, ids, None, None), rows if rows > 1 else expert_tiles.exact(1, [k])
     c = torch.empty(k, experts, n, dtype=torch.float16, device="cuda")
-    operands = (upper.cuda(), experts_triton.recode(lower).cuda(), c, None, *places, experts, config)
-    if is_grouped:
-        experts_grouped.product(experts_grouped.interleave(a), *operands, interleaved=False)
+    planes = (upper.cuda(), experts_triton.recode(lower).cuda())
+    if isinstance(tiles, int):
+        placed = experts_gpu.sorted_places(choice, experts, tiles)
+        of_rows = experts_grouped.sorted_rows(a, placed[0], placed[2], experts)
+        experts_grouped.product(*of_rows, *planes, c.view(-1, n), *placed, tiles)
     else:
-        experts_triton.product(a, *operands)
+        (tiles,) = tiles
+        experts_triton.product(a, *planes, c, None, *experts_gpu.places(choice, experts, tiles), experts, tiles)
     assert torch.equal(c.permute(1, 2, 0).cpu(), weight)
 
 
@@ -107,6 +109,19 @@ def test_experts_of_other_ranks_add_nothing(tokens):
     )
     fast = experts_gpu.fast(x, *here, mapped)
     assert (fast - expected).float().square().mean().sqrt() < 0.08 * expected.float().std()
+
+
+def test_rows_are_sorted_with_vllms_own_activation():
+    gate_up = torch.randn(300, 2 * 704, device="cuda", dtype=torch.float16) * 3
+    ids = torch.randperm(300, device="cuda", dtype=torch.int32)
+    x, scales = experts_grouped.sorted_rows(
+        gate_up, ids, ids.new_full((1,), 300), 1, factors=ids.float().view(-1), silu=True
+    )
+    expected = torch.empty(300, 704, device="cuda", dtype=torch.float16)
+    apply_moe_activation(MoEActivation.SILU, expected, gate_up)
+    same = x == experts_grouped.interleaved(expected[ids.long()])
+    assert same.float().mean() > 0.999, "but for the last bit of an exponential"
+    assert torch.equal(scales, ids.float()[ids.long()])
 
 
 def test_the_l2_fetches_whole_lines():

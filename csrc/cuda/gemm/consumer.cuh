@@ -24,17 +24,24 @@ NESTEDFP_DEVICE uint32_t word(const uint4& v) {
     return J == 0 ? v.x : J == 1 ? v.y : J == 2 ? v.z : v.w;
 }
 
-template <int J>
+// InOrder: K is not permuted (decode.cuh).
+template <bool InOrder, int J>
 NESTEDFP_DEVICE void decode_slice(const Raw& raw, Fragments& f) {
-    decode4(word<J>(raw.upper_top), word<J>(raw.lower_top), f[J][0], f[J][2]);
-    decode4(word<J>(raw.upper_bottom), word<J>(raw.lower_bottom), f[J][1], f[J][3]);
+    if constexpr (InOrder) {
+        decode4_in_order(word<J>(raw.upper_top), word<J>(raw.lower_top), f[J][0], f[J][2]);
+        decode4_in_order(word<J>(raw.upper_bottom), word<J>(raw.lower_bottom), f[J][1], f[J][3]);
+    } else {
+        decode4(word<J>(raw.upper_top), word<J>(raw.lower_top), f[J][0], f[J][2]);
+        decode4(word<J>(raw.upper_bottom), word<J>(raw.lower_bottom), f[J][1], f[J][3]);
+    }
 }
 
+template <bool InOrder = false>
 NESTEDFP_DEVICE void decode(const Raw& raw, Fragments& f) {
-    decode_slice<0>(raw, f);
-    decode_slice<1>(raw, f);
-    decode_slice<2>(raw, f);
-    decode_slice<3>(raw, f);
+    decode_slice<InOrder, 0>(raw, f);
+    decode_slice<InOrder, 1>(raw, f);
+    decode_slice<InOrder, 2>(raw, f);
+    decode_slice<InOrder, 3>(raw, f);
 }
 
 // One consumer warpgroup's part of the main loop: 64 rows x Tokens, one K slice of every stage.
@@ -151,11 +158,11 @@ class Consumer {
         const uint32_t x = next_activations();
         pin(sum);
         multiply_pair<0>(sum, now, x);
-        decode_slice<0>(raw, then);  // in the last step these are stale bytes that nobody uses
-        decode_slice<1>(raw, then);
+        decode_slice<T::kExperts, 0>(raw, then);  // in the last step these are stale bytes that nobody uses
+        decode_slice<T::kExperts, 1>(raw, then);
         multiply_pair<2>(sum, now, x);
-        decode_slice<2>(raw, then);
-        decode_slice<3>(raw, then);
+        decode_slice<T::kExperts, 2>(raw, then);
+        decode_slice<T::kExperts, 3>(raw, then);
         // Both arrivals here, behind one __syncwarp and the branch of the next read: raw's could come when it is read,
         // one step earlier, for four more instructions.
         const uint32_t weights_empty = weights_empty_after(raw);
@@ -210,7 +217,7 @@ class Consumer {
             read_weights(raw);
             release_weights(raw);
         }
-        decode(raw, then);
+        decode<T::kExperts>(raw, then);
     }
 
     NESTEDFP_DEVICE void step_once(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
@@ -228,7 +235,7 @@ class Consumer {
         accumulate_ = 0;
         read_weights(raw);
         release_weights(raw);
-        decode(raw, even);
+        decode<T::kExperts>(raw, even);
         if (T::kInterleaveDecode && steps > 1) read_weights(raw);
         for (int left = steps;;) {
             step_once(sum, even, odd, raw, left);
@@ -265,16 +272,16 @@ class Consumer {
         Raw raw;
         clear(sum);
         read_weights(raw);
-        decode_slice<0>(raw, f);
-        decode_slice<1>(raw, f);
+        decode_slice<T::kExperts, 0>(raw, f);
+        decode_slice<T::kExperts, 1>(raw, f);
 #pragma unroll 1
         for (int left = steps;;) {
             const uint32_t before = x_full_;
             const uint32_t x = next_activations();
             issue_pair<0>(sum, f, x);
             wgmma_wait<1>();
-            decode_slice<2>(raw, f);
-            decode_slice<3>(raw, f);
+            decode_slice<T::kExperts, 2>(raw, f);
+            decode_slice<T::kExperts, 3>(raw, f);
             const uint32_t weights_empty = weights_empty_after(raw);
             __syncwarp();
             if (left < steps) arrive_activations(before);
@@ -284,8 +291,8 @@ class Consumer {
             issue_pair<2>(sum, f, x);
             if (left == 0) break;
             wgmma_wait<1>();
-            decode_slice<0>(raw, f);
-            decode_slice<1>(raw, f);
+            decode_slice<T::kExperts, 0>(raw, f);
+            decode_slice<T::kExperts, 1>(raw, f);
         }
         wgmma_wait<0>();
         pin(sum);
@@ -300,7 +307,7 @@ class Consumer {
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             release_weights(raw);
-            decode(raw, f);
+            decode<T::kExperts>(raw, f);
             const uint32_t x = next_activations();
             if constexpr (T::kPingPong) named_sync(my_turn_, 256);
             pin(sum);

@@ -4,9 +4,9 @@
 
 #include <cuda_fp16.h>
 
+#include "cuda/gemm/experts_schedule.cuh"
 #include "cuda/gemm/kernel_args.h"
 #include "cuda/gemm/ptx.cuh"
-#include "cuda/gemm/schedule.cuh"
 #include "cuda/gemm/token_rows.cuh"
 #include "cuda/kernels/outlier_walk.cuh"
 #include "format.h"
@@ -27,12 +27,16 @@ class Epilogue {
 
     // Call before the main loop: what the epilogue reads from memory is under way while the tensor cores work.
     NESTEDFP_DEVICE void prefetch(const Work& work) {
-        if constexpr (!T::kFp16) {
+        if constexpr (T::kIsScaled) {
             if (k_warpgroup_ > 0) return;
             wait_once();
-            const int token_tile = locate(args_.plan, work.tile).token_tile;
+            const int token_tile = place_of<T>(args_, work).token_tile;
 #pragma unroll
-            for (int i = 0; i < kScales; ++i) scale_[i] = scale_of(token_tile, i * 128 + threadIdx.x % 128);
+            for (int i = 0; i < kScales; ++i) {
+                const int token = i * 128 + threadIdx.x % 128;
+                scale_[i] = scale_of(token_tile, token);
+                if constexpr (T::kExperts) row_[i] = token < T::kTokens ? output_row<T>(args_, token_tile, token) : -1;
+            }
         }
     }
 
@@ -63,6 +67,10 @@ class Epilogue {
 
     // What a token's sums are multiplied by; `token` of the tile.
     NESTEDFP_DEVICE float scale_of(int token_tile, int token) const {
+        if constexpr (T::kExperts) {
+            if (args_.token_scale == nullptr || token >= T::kTokens) return 1.0f;
+            return __ldcg(args_.token_scale + token_tile * T::kTokens + token);
+        }
         if constexpr (T::kExact > 0) {
             if (token < T::kExact) return 1.0f;
         }
@@ -88,7 +96,7 @@ class Epilogue {
     NESTEDFP_DEVICE void add_outliers(float (&sum)[T::kAccumulators], const Work& work) {
         wait_once();  // for x
         const OutlierList& list = args_.outliers;
-        const TilePosition position = locate(args_.plan, work.tile);
+        const TilePosition position = place_of<T>(args_, work);
         const int first_row = (position.row_tile * T::kMulticastCtas + cta_rank_) * T::kRows + row_warpgroup_ * 64;
         int next[2];
 #pragma unroll
@@ -156,12 +164,13 @@ class Epilogue {
         float bias[2];           // of rows lane / 4 and lane / 4 + 8 of the warp's 16
         uint32_t matrix_offset;  // in a staging buffer: this lane's row of store_matrices_transposed
         uint32_t piece_offset;   // in a staging buffer: the 16 bytes that this thread stores
+        int chunks;              // of experts: those with rows, which come first
     };
 
     NESTEDFP_DEVICE Target make_target(const Work& work) {
         const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
         Target target;
-        const TilePosition position = locate(args_.plan, work.tile);
+        const TilePosition position = place_of<T>(args_, work);
         target.first_row = (position.row_tile * T::kMulticastCtas + cta_rank_) * T::kRows + row_warpgroup_ * 64;
         target.token_tile = position.token_tile;
         const int matrix = lane / 8, swizzle = lane % 8;
@@ -174,14 +183,23 @@ class Epilogue {
             if (row < args_.n) target.bias[0] = __half2float(args_.bias[row]);
             if (row + 8 < args_.n) target.bias[1] = __half2float(args_.bias[row + 8]);
         }
-        if constexpr (!T::kFp16) {
+        if constexpr (T::kIsScaled) {
             if (k_warpgroup_ == 0) {
 #pragma unroll
                 for (int i = 0; i < kScales; ++i) {
-                    if (i * 128 + thread < T::kTokens) store_shared_float(scales() + (i * 128 + thread) * 4, scale_[i]);
+                    const int token = i * 128 + thread;
+                    if (token >= T::kTokens) break;
+                    store_shared_float(scales() + token * 4, scale_[i]);
+                    if constexpr (T::kExperts) store_shared_int(rows() + token * 4, row_[i]);
                 }
                 named_sync(1 + row_warpgroup_, 128);
             }
+        }
+        if constexpr (T::kExperts) {
+            target.chunks = 0;
+#pragma unroll
+            for (int token = 0; token < T::kTokens; token += T::kChunkTokens)
+                target.chunks += load_shared_int(rows() + token * 4) >= 0;
         }
         return target;
     }
@@ -192,6 +210,9 @@ class Epilogue {
     }
 
     NESTEDFP_DEVICE uint32_t scales() const { return stages_ + T::kScaleOffset + row_warpgroup_ * T::kTokens * 4; }
+
+    // Of D, for each token of the tile.
+    NESTEDFP_DEVICE uint32_t rows() const { return scales() + T::kRowWarpgroups * T::kTokens * 4; }
 
     NESTEDFP_DEVICE uint32_t next_buffer() {
         const uint32_t buffer = stages_ + T::kStagingOffset + (row_warpgroup_ * 2 + buffer_) * T::kChunkBytes;
@@ -205,7 +226,7 @@ class Epilogue {
 #pragma unroll
         for (int g = 0; g < 2; ++g) {
             float2 scale = make_float2(1, 1);
-            if constexpr (!T::kFp16)
+            if constexpr (T::kIsScaled)
                 scale = load_shared_float2(scales() + (unit * 16 + g * 8 + threadIdx.x % 4 * 2) * 4);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
@@ -217,11 +238,22 @@ class Epilogue {
     }
 
     // Stores a staged unit, 128 bytes of a token at a time.
-    NESTEDFP_DEVICE void store_unit(int unit, const Target& target, uint32_t from) {
-        const int thread = threadIdx.x % 128;
-        const int row = output_row<T>(args_, target.token_tile, unit * 16 + thread / 8);
+    NESTEDFP_DEVICE void store_unit(int row, const Target& target, uint32_t from) {
         if (row >= 0)
-            store_outputs(args_, load_shared(from + target.piece_offset), row, target.first_row + thread % 8 * 8);
+            store_outputs(args_, load_shared(from + target.piece_offset), row, target.first_row + threadIdx.x % 8 * 8);
+    }
+
+    // Of D, what this thread stores of a unit.
+    NESTEDFP_DEVICE int row_of(int unit, const Target& target) const {
+        const int token = unit * 16 + threadIdx.x % 128 / 8;
+        if constexpr (T::kExperts) return load_shared_int(rows() + token * 4);
+        return output_row<T>(args_, target.token_tile, token);
+    }
+
+    // The last units of a tile may have none.
+    NESTEDFP_DEVICE bool has_rows(int unit, const Target& target) const {
+        if constexpr (T::kExperts) return unit < target.chunks * kChunkUnits;
+        return target.token_tile * T::kTokens + unit * 16 < args_.m;
     }
 
     // `Units` units whose first is `first_unit` of the tile and whose sums begin at sum[0].
@@ -229,7 +261,10 @@ class Epilogue {
     NESTEDFP_DEVICE void store_units(const float* sum, int first_unit, const Target& target) {
 #pragma unroll
         for (int chunk = 0; chunk < Units; chunk += kChunkUnits) {
-            if (target.token_tile * T::kTokens + (first_unit + chunk) * 16 >= args_.m) break;
+            if (!has_rows(first_unit + chunk, target)) break;
+            int row[kChunkUnits];  // read before others go on to the next tile
+#pragma unroll
+            for (int i = 0; i < kChunkUnits && chunk + i < Units; ++i) row[i] = row_of(first_unit + chunk + i, target);
             const uint32_t buffer = next_buffer();
 #pragma unroll
             for (int i = 0; i < kChunkUnits && chunk + i < Units; ++i) {
@@ -239,7 +274,7 @@ class Epilogue {
             named_sync(1 + row_warpgroup_, 128);
 #pragma unroll
             for (int i = 0; i < kChunkUnits && chunk + i < Units; ++i) {
-                store_unit(first_unit + chunk + i, target, buffer + i * 2048);
+                store_unit(row[i], target, buffer + i * 2048);
             }
         }
     }
@@ -367,7 +402,7 @@ class Epilogue {
         const int begin = unit_begin(rank_), end = unit_begin(rank_ + 1);
 #pragma unroll 1
         for (int u = begin; u < end; ++u) {
-            if (target.token_tile * T::kTokens + u * 16 >= args_.m) break;
+            if (!has_rows(u, target)) break;
             float total[8] = {};
             for (int from = 0; from < split_; ++from) {
                 const uint32_t at = received + from * from_stride + (u - begin) * kUnitBytes;
@@ -378,7 +413,7 @@ class Epilogue {
             const uint32_t buffer = next_buffer();
             stage_unit(total, u, target, buffer);
             named_sync(1 + row_warpgroup_, 128);
-            store_unit(u, target, buffer);
+            store_unit(row_of(u, target), target, buffer);
         }
     }
 
@@ -388,6 +423,7 @@ class Epilogue {
     int buffer_ = 0;
     bool is_first_tile_ = true, has_waited_ = false;
     float scale_[kScales];
+    int row_[kScales];  // of experts
 };
 
 }  // namespace nestedfp::cuda

@@ -22,9 +22,10 @@
 
 namespace nestedfp::cuda {
 
-// What a thread block does, whose number in args.plan is from its place in the grid.
+// What a thread block does, whose number in args.plan is from its place in the grid. lower_map: of experts.
 template <class T>
-NESTEDFP_DEVICE void run_block(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args) {
+NESTEDFP_DEVICE void run_block(const CUtensorMap& x_map, const CUtensorMap& upper_map, const CUtensorMap& lower_map,
+                               const KernelArgs& args) {
     const uint32_t stages = (dynamic_shared() + 1023) & ~1023u;
     constexpr bool kIsMulticast = T::kMulticastCtas == 2;
     const int rank = kIsMulticast || args.plan.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
@@ -50,7 +51,7 @@ NESTEDFP_DEVICE void run_block(const CUtensorMap& x_map, const CUtensorMap& uppe
 
     if (threadIdx.x < 128) {
         release_registers<T::kProducerRegisters>();
-        produce<T>(x_map, upper_map, args, stages, rank);
+        produce<T>(x_map, upper_map, lower_map, args, stages, rank);
     } else {
         claim_registers<T::kConsumerRegisters>();
         const int consumer = threadIdx.x / 128 - 1;
@@ -58,7 +59,7 @@ NESTEDFP_DEVICE void run_block(const CUtensorMap& x_map, const CUtensorMap& uppe
         const int row_warpgroup = consumer - k_warpgroup * T::kRowWarpgroups;
         Consumer<T> main_loop(args, stages, row_warpgroup, k_warpgroup, rank);
         Epilogue<T> finish(args, stages, row_warpgroup, k_warpgroup, rank);
-        Schedule<T::kMulticastCtas> schedule(args.plan, rank);
+        auto schedule = schedule_of<T>(args, rank);
         Work work;
         float sum[T::kAccumulators];
         while (schedule.next(work)) {
@@ -74,7 +75,15 @@ template <class T>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
     gemm_sm90(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap upper_map,
               const __grid_constant__ KernelArgs args) {
-    run_block<T>(x_map, upper_map, args);
+    run_block<T>(x_map, upper_map, upper_map, args);
+}
+
+// The products of experts: a token tile has rows of one expert, which lie together in x. In both planes K is in its own
+// order, in which vLLM's kernels read them too; FP16 activations have it in the one that consumer.cuh then reads.
+template <class T>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
+    experts_sm90(const __grid_constant__ ExpertsKernelArgs args) {
+    run_block<T>(args.x_map, args.upper_map, args.lower_map, args.gemm);
 }
 
 }  // namespace nestedfp::cuda

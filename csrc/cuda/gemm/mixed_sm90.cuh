@@ -19,7 +19,7 @@ struct MixedTraits {
     static_assert(Exact % 16 == 0 && Fast % 16 == 0);
 
     // As TileTraits has them, for the epilogue.
-    static constexpr bool kFp16 = false;
+    static constexpr bool kFp16 = false, kIsScaled = true, kExperts = false;
     static constexpr int kRowWarpgroups = 2, kKWarpgroups = 1, kMulticastCtas = MulticastCtas;
     static constexpr int kConsumers = kRowWarpgroups;
     static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(T::kThreads, 1) mixed_sm90(const __grid_consta
     if (static_cast<int>(blockIdx.x) < T::kMulticastCtas * args.mixed.plan.blocks) {
         run_mixed_block<T>(args);
     } else {
-        run_block<Rest>(args.rest_map, args.rest_upper_map, args.rest);
+        run_block<Rest>(args.rest_map, args.rest_upper_map, args.rest_upper_map, args.rest);
     }
 }
 

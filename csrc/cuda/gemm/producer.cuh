@@ -1,20 +1,20 @@
 // The producer warpgroup: one warp per operand feeds the rings through TMA.
 #pragma once
 
+#include "cuda/gemm/experts_schedule.cuh"
 #include "cuda/gemm/kernel_args.h"
 #include "cuda/gemm/ptx.cuh"
-#include "cuda/gemm/schedule.cuh"
 #include "cuda/kernels/layout.h"
 
 namespace nestedfp::cuda {
 
 template <class T>
 NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelArgs& args, uint32_t stages, int rank) {
-    Schedule<T::kMulticastCtas> schedule(args.plan, rank);
+    auto schedule = schedule_of<T>(args, rank);
     RingPosition<T::kXStages> ring(1);
     Work work;
     while (schedule.next(work)) {
-        int token = locate(args.plan, work.tile).token_tile * T::kTokens;
+        int token = place_of<T>(args, work).token_tile * T::kTokens;
         if constexpr (T::kMulticastCtas == 2) token += rank * (T::kTokens / 2);
         int slice = work.first_step * T::kKWarpgroups;
 #pragma unroll 1
@@ -44,14 +44,16 @@ NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelA
 }
 
 template <class T>
-NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, const KernelArgs& args, uint32_t stages,
-                                     int rank) {
-    Schedule<T::kMulticastCtas> schedule(args.plan, rank);
+NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, const CUtensorMap& lower_map,
+                                     const KernelArgs& args, uint32_t stages, int rank) {
+    auto schedule = schedule_of<T>(args, rank);
     RingPosition<T::kWeightStages> ring(1);
     Work work;
     while (schedule.next(work)) {
-        int row = locate(args.plan, work.tile).row_tile * (T::kMulticastCtas * T::kRows);
+        const TilePosition place = place_of<T>(args, work);
+        int row = place.row_tile * (T::kMulticastCtas * T::kRows);
         if constexpr (T::kMulticastCtas == 2) row += rank * T::kRows;
+        if constexpr (T::kExperts) row += args.experts.tile_experts[place.token_tile] * args.n;
         int slice = work.first_step * T::kKWarpgroups;
         const uint8_t* lower[T::kRowWarpgroups];
 #pragma unroll
@@ -64,11 +66,13 @@ NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, 
             const uint32_t stage = stages + T::kWeightsOffset + ring.stage * T::kWeightStageBytes;
             const uint32_t barrier = stages + T::kWeightsFull + ring.stage * 8;
             barrier_wait(stages + T::kWeightsEmpty + ring.stage * 8, ring.phase);
-            if (operand == 1) {
+            if (operand == 1 || T::kExperts) {  // experts' lower plane is a matrix as well
+                const CUtensorMap* const map = operand == 1 ? &upper_map : &lower_map;
+                const uint32_t to = operand == 1 ? stage : stage + T::kLowerOffset;
                 barrier_arrive_expect(barrier, T::kKWarpgroups * T::kUpperBytes);
 #pragma unroll
                 for (int i = 0; i < T::kKWarpgroups; ++i) {
-                    load_box(stage + i * T::kUpperBytes, &upper_map, barrier, (slice + i) * T::kSliceCols, row,
+                    load_box(to + i * T::kUpperBytes, map, barrier, (slice + i) * T::kSliceCols, row,
                              args.weight_policy);
                 }
             } else {
@@ -91,8 +95,8 @@ NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, 
 // One warp per operand, because a thread needs about 165 clocks per TMA instruction: a single issuer would bound small
 // tiles.
 template <class T>
-NESTEDFP_DEVICE void produce(const CUtensorMap& x_map, const CUtensorMap& upper_map, const KernelArgs& args,
-                             uint32_t stages, int rank) {
+NESTEDFP_DEVICE void produce(const CUtensorMap& x_map, const CUtensorMap& upper_map, const CUtensorMap& lower_map,
+                             const KernelArgs& args, uint32_t stages, int rank) {
     const int operand = threadIdx.x / 32;  // 0: activations, 1: upper, 2: lower
     if (threadIdx.x % 32 != 0 || operand >= T::kProducerWarps) return;
     if (operand == 0) {
@@ -103,7 +107,7 @@ NESTEDFP_DEVICE void produce(const CUtensorMap& x_map, const CUtensorMap& upper_
     if (operand == 0) {
         produce_activations<T>(x_map, args, stages, rank);
     } else {
-        produce_weights<T>(operand, upper_map, args, stages, rank);
+        produce_weights<T>(operand, upper_map, lower_map, args, stages, rank);
     }
 }
 

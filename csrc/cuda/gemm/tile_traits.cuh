@@ -5,7 +5,8 @@
 
 namespace nestedfp::cuda {
 
-template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas>
+template <Precision P, int RowWarpgroups, int KWarpgroups, int Tokens, int BlocksPerSm, int MulticastCtas,
+          bool Experts = false>
 struct TileTraits {
     static constexpr bool kFp16 = P == Precision::kFp16;
     static constexpr int kRowWarpgroups = RowWarpgroups;
@@ -13,6 +14,9 @@ struct TileTraits {
     static constexpr int kTokens = Tokens;
     static_assert(Tokens % 16 == 0 && Tokens <= 320, "that the epilogue can store and the registers hold");
     static constexpr int kExact = 0;  // not mixed (mixed_sm90.cuh)
+    static constexpr bool kExperts = Experts;  // experts_sm90 in gemm_sm90.cuh
+    static_assert(kFp16 || !Experts);
+    static constexpr bool kIsScaled = !kFp16 || Experts;
     static constexpr int kBlocksPerSm = BlocksPerSm;
     static constexpr int kMulticastCtas = MulticastCtas;
     static constexpr Tile kTile = {P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas};
@@ -58,7 +62,7 @@ struct TileTraits {
     static constexpr int kChunkTokens = Tokens < 32 ? Tokens : 32;
     static constexpr int kChunkBytes = kChunkTokens * 128;
     static constexpr int kSliceSumBytes = (KWarpgroups - 1) * RowWarpgroups * Tokens * 256;
-    static constexpr int kScaleBytes = kFp16 ? 0 : RowWarpgroups * Tokens * 4;
+    static constexpr int kScaleBytes = (kIsScaled + kExperts) * RowWarpgroups * Tokens * 4;  // of experts rows of D too
     static constexpr int kEpilogueBytes = RowWarpgroups * 2 * kChunkBytes + kSliceSumBytes + kScaleBytes;
 
     static constexpr int kSharedLimit = BlocksPerSm == 1 ? 232448 : 115712;  // bytes that a block may have

@@ -11,7 +11,10 @@ namespace nestedfp::cuda {
 // `token` of the tile; -1: none, since the tile is wider than the rows. A mixed tile holds exact rows, then fast ones.
 template <class T>
 NESTEDFP_DEVICE int output_row(const KernelArgs& args, int token_tile, int token) {
-    if constexpr (T::kExact == 0) {
+    if constexpr (T::kExperts) {
+        const int row = __ldcg(args.experts.row_ids + token_tile * T::kTokens + token);
+        return row < args.experts.valid ? row : -1;
+    } else if constexpr (T::kExact == 0) {
         const int row = token_tile * T::kTokens + token;
         return row < args.m ? row : -1;
     } else {

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <string_view>
 #include <type_traits>
 #include <unordered_map>
+#include <utility>
 
 #include "cuda/gemm/kernel_args.h"
 #include "cuda/kernels/layout.h"
@@ -24,6 +26,10 @@ template <int... Tile>
 cudaError_t prepare_mixed();
 template <int... Tile>
 cudaError_t launch_mixed(const MixedKernelArgs&, bool pdl, cudaStream_t);
+template <int Tokens, int BlocksPerSm>
+cudaError_t prepare_experts();
+template <int Tokens, int BlocksPerSm>
+cudaError_t launch_experts(const ExpertsKernelArgs&, cudaStream_t);
 
 namespace {
 
@@ -45,6 +51,19 @@ constexpr struct {
 #include "cuda/mixed_tiles.inc"
 #undef NESTEDFP_MIXED_TILE
 };
+
+constexpr struct {
+    Tile tile;
+    cudaError_t (*prepare)();
+    cudaError_t (*launch)(const ExpertsKernelArgs&, cudaStream_t);
+} kExpertsTiles[] = {
+#define NESTEDFP_EXPERTS_TILE(tokens, blocks) \
+    {{Precision::kFp16, 2, 1, tokens, blocks, 1}, &prepare_experts<tokens, blocks>, &launch_experts<tokens, blocks>},
+#include "cuda/experts_tiles.inc"
+#undef NESTEDFP_EXPERTS_TILE
+};
+
+constexpr int kExpertsRasterGroup = 4;  // token tiles: of 2 to 16 the fastest, by a little
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
@@ -145,6 +164,9 @@ int prepare_device() {
     for (const auto& tile : kMixedTileFunctions) {
         if (const cudaError_t error = tile.prepare(); error != cudaSuccess) return error;
     }
+    for (const auto& each : kExpertsTiles) {
+        if (const cudaError_t error = each.prepare(); error != cudaSuccess) return error;
+    }
     return prepare_semaphores();
 }
 
@@ -224,6 +246,49 @@ int run_mixed(const MixedDesc& desc, const MixedConfig& config, const GemmArgs& 
     if (lacks_scratch(args, plan.mixed_workspace_bytes + plan.rest_workspace_bytes > 0, message))
         return cudaErrorInvalidValue;
     const cudaError_t error = kMixedTileFunctions[config.tile].launch(all, args.pdl, stream);
+    if (error != cudaSuccess) *message = cudaGetErrorString(error);
+    return error;
+}
+
+int run_experts(const ExpertsDesc& desc, const ExpertsArgs& args, int num_sms, cudaStream_t stream,
+                const char** message) {
+    const auto* const found = std::find_if(std::begin(kExpertsTiles), std::end(kExpertsTiles),
+                                           [&](const auto& each) { return each.tile.tokens == desc.tile_rows; });
+    if (found == std::end(kExpertsTiles)) {
+        *message = "no tile of so many rows is compiled";
+        return cudaErrorInvalidValue;
+    }
+    const Tile& tile = found->tile;
+    const int64_t rows_of_all = desc.experts * desc.n;
+    ExpertsKernelArgs made{};
+    const std::pair<CUtensorMap*, Matrix> maps[] = {
+        {&made.x_map, {args.x, 2, desc.k, desc.rows, desc.k * 2, 64, tile.box_tokens()}},
+        {&made.upper_map, {args.upper, 1, desc.k, rows_of_all, desc.k, 64, tile.rows()}},
+        {&made.lower_map, {args.lower, 1, desc.k, rows_of_all, desc.k, 64, tile.rows()}},
+    };
+    for (const auto& [to, matrix] : maps) {
+        const CUtensorMap* const map = tensor_map(matrix);
+        if (map == nullptr) {
+            *message = "x and the planes must be aligned to 16 bytes";
+            return cudaErrorInvalidValue;
+        }
+        *to = *map;
+    }
+    KernelArgs& gemm = made.gemm;
+    gemm.token_scale = args.scales;
+    gemm.out = static_cast<__half*>(args.out);
+    gemm.n = static_cast<int>(desc.n);
+    gemm.experts = {args.row_ids, static_cast<int>(desc.valid), args.tile_experts, args.padded_rows};
+    gemm.x_policy = gemm.weight_policy = kEvictNormal;
+    GemmPlan& plan = gemm.plan;
+    plan.row_tiles = static_cast<int>((desc.n + tile.rows() - 1) / tile.rows());
+    plan.raster_group = kExpertsRasterGroup;
+    plan.raster_group_tiles = plan.raster_group * plan.row_tiles;
+    plan.steps = static_cast<int>((desc.k + tile.step() - 1) / tile.step());
+    plan.cluster = 1;
+    plan.blocks = static_cast<int>(
+        std::min<int64_t>(num_sms * tile.blocks_per_sm, desc.token_tiles * plan.row_tiles));
+    const cudaError_t error = found->launch(made, stream);
     if (error != cudaSuccess) *message = cudaGetErrorString(error);
     return error;
 }

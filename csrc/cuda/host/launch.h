@@ -58,6 +58,35 @@ int run_gemm(const GemmDesc& desc, const GemmConfig& config, const GemmArgs& arg
 int run_mixed(const MixedDesc& desc, const MixedConfig& config, const GemmArgs& args, int num_sms, CUstream_st* stream,
               const char** message);
 
+// The products of experts with the rows that chose them.
+struct ExpertsDesc {
+    int64_t experts, n, k;
+    // Rows of x, of out, and token tiles at most.
+    int64_t rows, valid, token_tiles;
+    // The tokens of a compiled tile (experts_tiles.inc).
+    int64_t tile_rows;
+};
+
+struct ExpertsArgs {
+    // [rows, K] FP16, each 64 of K in the order in which consumer.cuh reads planes whose K is in order.
+    const void* x;
+    // [rows], multiplied to their results; null: nothing is.
+    const float* scales;
+    // [experts, N, K], in order of K. lower: residuals plus 127.
+    const uint8_t* upper;
+    const uint8_t* lower;
+    // [valid, N] FP16.
+    void* out;
+    // As ExpertRows has them (gemm/kernel_args.h).
+    const int* row_ids;
+    const int* tile_experts;
+    const int* padded_rows;
+};
+
+// As run_gemm.
+int run_experts(const ExpertsDesc& desc, const ExpertsArgs& args, int num_sms, CUstream_st* stream,
+                const char** message);
+
 // A GEMM timed in the place that it has in a model: after a kernel that writes its input, before the next layer's.
 struct ChainArgs {
     // [M, K] FP16.

@@ -52,6 +52,27 @@ cudaError_t launch_mixed(const MixedKernelArgs& args, bool pdl, cudaStream_t str
                          Launch{blocks, K::T::kThreads, K::kSharedBytes, kCtas, pdl, stream}, args);
 }
 
+// And of the products of experts.
+template <int Tokens, int BlocksPerSm>
+using ExpertsTraits = TileTraits<Precision::kFp16, 2, 1, Tokens, BlocksPerSm, 1, true>;
+
+template <int Tokens, int BlocksPerSm>
+cudaError_t prepare_experts() {
+    using T = ExpertsTraits<Tokens, BlocksPerSm>;
+    return cudaFuncSetAttribute(experts_sm90<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
+}
+
+template <int Tokens, int BlocksPerSm>
+cudaError_t launch_experts(const ExpertsKernelArgs& args, cudaStream_t stream) {
+    using T = ExpertsTraits<Tokens, BlocksPerSm>;
+    return launch_kernel(experts_sm90<T>,
+                         Launch{args.gemm.plan.blocks, T::kThreads, T::kSharedBytes, 1, false, stream}, args);
+}
+
+#define NESTEDFP_INSTANTIATE_EXPERTS(...)                \
+    template cudaError_t prepare_experts<__VA_ARGS__>(); \
+    template cudaError_t launch_experts<__VA_ARGS__>(const ExpertsKernelArgs&, cudaStream_t)
+
 #define NESTEDFP_INSTANTIATE_MIXED(...)                \
     template cudaError_t prepare_mixed<__VA_ARGS__>(); \
     template cudaError_t launch_mixed<__VA_ARGS__>(const MixedKernelArgs&, bool, cudaStream_t)

@@ -13,7 +13,8 @@ import triton.language as tl
 from vllm import _custom_ops
 from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe import fused_moe
-from vllm.model_executor.layers.fused_moe.activation import apply_moe_activation
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
+from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
 from nestedfp.format import UPPER_SCALE
 from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
@@ -28,8 +29,8 @@ MAX_L2_FETCH_GRANULARITY, LINE_BYTES = 5, 128  # the CUDA driver's number of the
 def fetch_whole_lines() -> None:
     """Have the current GPU's L2 fetch whole lines for this process, or warn that the driver refuses; no result changes.
 
-    The grouped kernel reads 64 bytes of a row of a plane at a time, and the 64 beside them soon after. Without it a step that is
-    bound by memory takes up to 1.5 times as long.
+    Exact products read 64 bytes of a row of a plane at a time, and the 64 beside them soon after. Without it a step that is bound
+    by memory takes up to 1.5 times as long.
     """
     torch.cuda.synchronize()  # makes its context current
     if error := ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(MAX_L2_FETCH_GRANULARITY, ctypes.c_size_t(LINE_BYTES)):
@@ -80,18 +81,35 @@ def exact(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tenso
     Returns:
         [rows, hidden] float16.
     """
-    experts = _experts(w13, choice)
-    is_grouped, tiles = expert_tiles.exact(choice.ids.numel() / experts, _ks(w13, w2))
-    placed = places(choice, experts, tiles[0])
+    tiles = expert_tiles.exact(choice.ids.numel() / _experts(w13, choice), _ks(w13, w2))
+    if isinstance(tiles, int):
+        return _grouped(x, w13, w2, choice, tiles)
+    placed = places(choice, _experts(w13, choice), tiles[0])
 
     def product(a: torch.Tensor, stack: Stack, c: torch.Tensor, weights: torch.Tensor | None, chosen: int) -> None:
-        operands, config = (a, stack.upper, stack.lower, c, weights, *placed, chosen), tiles[stack is w2]
-        if is_grouped:
-            experts_grouped.product(*operands, config, interleaved=stack is w13)
-        else:
-            experts_triton.product(*operands, config)
+        experts_triton.product(a, stack.upper, stack.lower, c, weights, *placed, chosen, tiles[stack is w2])
 
-    return _two_products(experts_grouped.interleave(x) if is_grouped else x, w13, w2, choice, product)
+    return _two_products(x, w13, w2, choice, product)
+
+
+def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: int) -> torch.Tensor:
+    (rows, chosen), double = choice.ids.shape, w13.upper.shape[1]
+    placed = sorted_places(choice, _experts(w13, choice), tile_rows)
+    sorted_ids, _, padded = placed
+    # What no expert of this rank computes stays as it is: nothing of it may be read where it is not zero.
+    both = x.new_empty(rows * chosen, double)
+    of_rows = experts_grouped.sorted_rows(x, sorted_ids, padded, chosen)
+    experts_grouped.product(*of_rows, w13.upper, w13.lower, both, *placed, tile_rows)
+    is_silu = choice.activation is MoEActivation.SILU
+    if not is_silu:
+        activated = x.new_empty(rows * chosen, double // 2)
+        apply_moe_activation(choice.activation, activated, both)
+        both = activated
+    of_rows = experts_grouped.sorted_rows(both, sorted_ids, padded, 1, factors=choice.weights.reshape(-1), silu=is_silu)
+    new = x.new_empty if choice.expert_map is None else x.new_zeros
+    parts = new(rows * chosen, x.shape[1])
+    experts_grouped.product(*of_rows, w2.upper, w2.lower, parts, *placed, tile_rows)
+    return parts.view(rows, chosen, -1).sum(1)
 
 
 def fast(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
@@ -159,6 +177,11 @@ def places(choice: Choice, experts: int, tiles: dict[str, int]) -> Any:
     """Return which rows, and which of the ``experts`` of all ranks, each tile of a product has, as vLLM's kernel takes it."""
     rows, chosen = choice.ids.shape
     return fused_moe._prepare_expert_assignment(choice.ids, tiles, rows, chosen, experts, choice.expert_map)
+
+
+def sorted_places(choice: Choice, experts: int, tile_rows: int) -> Any:
+    """Return the same for the grouped products, which leave the experts of other ranks out."""
+    return moe_align_block_size(choice.ids, tile_rows, experts, choice.expert_map, ignore_invalid_experts=True)
 
 
 def _two_products(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, product: Any) -> torch.Tensor:

@@ -1,0 +1,57 @@
+// The products of experts on CUDA tensors: checks, and the kernel.
+#include <optional>
+
+#include "cuda/host/launch.h"
+#include "cuda/host/tensors.h"
+
+namespace nestedfp::cuda {
+namespace {
+
+void experts_product(Tensor out, Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> scales, Tensor row_ids,
+                     Tensor tile_experts, Tensor padded_rows, int64_t tile_rows) {
+    const char* const op = "nestedfp::experts_product";
+    const Device device(op, "x", x);
+    STD_TORCH_CHECK(!device.traits().is_portable(), op, ": expected a GPU of compute capability 9.0");
+    check_plane(op, "upper", upper, device);
+    STD_TORCH_CHECK(upper.dim() == 3 && upper.size(1) % 8 == 0 && upper.size(2) % 64 == 0, op,
+                    ": expected upper of shape [experts, a multiple of 8, a multiple of 64], got ", shape_of(upper));
+    const int64_t experts = upper.size(0), n = upper.size(1), k = upper.size(2), rows = row_ids.numel();
+    STD_TORCH_CHECK(experts * n < (int64_t{1} << 31), op, ": expected less than 2^31 rows of all experts, got ",
+                    shape_of(upper));
+    check_plane(op, "lower", lower, device);
+    check_same_shape(op, "lower", lower, upper);
+    const auto check_list = [&](const char* name, const Tensor& list, ScalarType type) {
+        check_device(op, name, list, device);
+        check_dtype(op, name, list, type);
+        check_contiguous(op, name, list);
+    };
+    check_list("x", x, ScalarType::Half);
+    check_list("out", out, ScalarType::Half);
+    check_list("row_ids", row_ids, ScalarType::Int);
+    check_list("tile_experts", tile_experts, ScalarType::Int);
+    check_list("padded_rows", padded_rows, ScalarType::Int);
+    check_shape(op, "x", x, rows, k);
+    check_shape(op, "out", out, out.size(0), n);
+    if (scales.has_value()) {
+        check_list("scales", *scales, ScalarType::Float);
+        check_vector(op, "scales", *scales, rows);
+    }
+    prepare_once(op, device);
+    const ExpertsDesc desc{experts, n, k, rows, out.size(0), tile_experts.numel(), tile_rows};
+    const ExpertsArgs args{x.const_data_ptr(),
+                           scales.has_value() ? const_data<float>(*scales) : nullptr,
+                           const_data<uint8_t>(upper),
+                           const_data<uint8_t>(lower),
+                           out.mutable_data_ptr(),
+                           const_data<int>(row_ids),
+                           const_data<int>(tile_experts),
+                           const_data<int>(padded_rows)};
+    const char* message = "";
+    const int error = run_experts(desc, args, device.traits().num_sms, device.stream(), &message);
+    STD_TORCH_CHECK(error == cudaSuccess, op, ": tiles of ", tile_rows, " rows: ", message);
+}
+
+}  // namespace
+}  // namespace nestedfp::cuda
+
+STABLE_TORCH_LIBRARY_IMPL(nestedfp, CUDA, m) { m.impl("experts_product", TORCH_BOX(&nestedfp::cuda::experts_product)); }
