@@ -24,7 +24,7 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply
 from benchmarks.kernels.gpu_timing import window_us
 from benchmarks.results_csv import heading, merge
 from nestedfp.format import split
-from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
+from nestedfp.kernels import cuda_ops, expert_tiles, experts_grouped, experts_triton
 from nestedfp.vllm_plugin.weights.experts import experts_gpu
 from nestedfp.vllm_plugin.weights.experts.experts_gpu import Choice, Stack
 
@@ -120,6 +120,7 @@ def main() -> None:
     given = parser.parse_args()
     experts, hidden, intermediate, chosen = MODELS[given.model]
     torch.manual_seed(0)
+    cuda_ops.load()
     experts_gpu.fetch_whole_lines()
     measured_on = heading()  # once, since the clock it names changes
     made = [random_stack(experts, 2 * intermediate, hidden), random_stack(experts, hidden, intermediate)]

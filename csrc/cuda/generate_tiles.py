@@ -4,7 +4,8 @@ python csrc/cuda/generate_tiles.py FOLDER [NUMBER ...]
 
 All tiles, or those of these numbers in tiles.inc, for whoever looks at a few:
 
-* ``tiles_<i>.cu``, ``mixed_tiles_<i>.cu``, ``experts_tiles_<i>.cu``: explicit instantiations, a few tiles each, so that they compile in parallel.
+* ``tiles_<i>.cu``, ``mixed_tiles_<i>.cu``, ``experts_tiles_<i>.cu``: explicit instantiations, a few tiles each, so that they
+  compile in parallel.
 * ``wgmma.inc``: a wrapper for every wgmma form that the tiles use.
 
 Prints the .cu files, one a line. A file that would not change is left alone, so that nothing is compiled for nothing.

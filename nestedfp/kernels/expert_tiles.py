@@ -10,15 +10,11 @@ from math import ceil, inf, sqrt
 LONG_K = 4096  # from which on a step of 256 is faster for few rows
 
 
-def _tiles(m: int, n: int, k: int, group: int, warps: int, stages: int) -> dict[str, int]:
-    return {
-        "BLOCK_SIZE_M": m,
-        "BLOCK_SIZE_N": n,
-        "BLOCK_SIZE_K": k,
-        "GROUP_SIZE_M": group,
-        "num_warps": warps,
-        "num_stages": stages,
-    }
+NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
+
+
+def _tiles(*values: int) -> dict[str, int]:
+    return dict(zip(NAMES, values, strict=True))
 
 
 # Names say how many rows a tile has.
@@ -37,18 +33,7 @@ FAST = (FAST_16, FAST_16_LONG, FAST_32, FAST_64, FAST_128, FAST_128_MANY)
 EXACT_FEW, FAST_FEW = 10, 12
 FAST_BY_ROWS = ((24, FAST_32), (70, FAST_64), (400, FAST_128), (inf, FAST_128_MANY))
 
-HEIGHTS = (
-    32,
-    48,
-    64,
-    80,
-    96,
-    128,
-    160,
-    192,
-    224,
-    288,
-)  # rows of the grouped kernel's tiles: csrc/cuda/experts_tiles.inc
+HEIGHTS = (32, 48, 64, 80, 96, 128, 160, 192, 224, 288)  # of grouped tiles (csrc/cuda/experts_tiles.inc)
 # A tile costs as much as its rows and so many more. It should hold the rows of an expert that has this many standard deviations
 # more than the mean, of a binomial distribution: hardly any then needs a tile of its own for a few rows.
 ROWS_OF_A_TILE, DEVIATIONS = 40, 2.0

@@ -1,8 +1,8 @@
 """FP16 products of experts on a GPU for many rows of each: the GEMM of dense layers, over the rows of one expert after the other.
 
 It reads rows that lie together (``sorted_rows``), as TMA loads them, and planes in the order of K that vLLM's kernels need too. A
-thread joins 16 weights of a row that lie together. The tensor cores want other ones of it: the products are right where the
-activations lie in the order that ``interleaved`` gives them.
+thread joins 16 weights of a row that lie together. The tensor cores want other ones of it: the products are right where each 64
+activations lie interleaved: of pairs, step and half before thread, where the weights have thread before step and half.
 """
 
 from functools import cache
@@ -55,17 +55,11 @@ def rows_kernel(  # type: ignore[no-untyped-def]
                 value = (low & 0xFFFF) | (high << 16)
             else:
                 value = tl.load(a_ptr + row // TOP_K * words + at, mask=mask)
-            # Of 32 words: thread, step and half -> step and half, thread (``interleaved``).
+            # Of 32 words: thread, step and half -> step and half, thread.
             value = value.reshape([BLOCK // 32, 4, 8]).permute([0, 2, 1]).reshape([BLOCK])
             tl.store(x_ptr + tl.full([], place, tl.int64) * words + at, value, mask=mask)
             if HAS_FACTORS:
                 tl.store(scales_ptr + place, tl.load(factors_ptr + row))
-
-
-def interleaved(a: torch.Tensor) -> torch.Tensor:
-    """Return activations [rows, k] float16, contiguous in k, each 64 of k in the order in which the kernel has the weights."""
-    pairs = a.view(torch.int32).view(len(a), -1, 4, 4, 2)  # thread, step, half
-    return pairs.permute(0, 1, 3, 4, 2).reshape(len(a), -1).view(a.dtype)
 
 
 def sorted_rows(
@@ -87,7 +81,7 @@ def sorted_rows(
         silu: the rows are silu(gate) * up, rounded as vLLM's operator rounds it.
 
     Returns:
-        [len(sorted_ids), k] float16, ``interleaved``, and [len(sorted_ids)] float32, or None without factors. Where ``sorted_ids``
+        [len(sorted_ids), k] float16, interleaved, and [len(sorted_ids)] float32, or None without factors. Where ``sorted_ids``
         fills up a tile, both stay as they were allocated.
     """
     k = a.shape[1] // 2 if silu else a.shape[1]

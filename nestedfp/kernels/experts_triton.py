@@ -4,8 +4,6 @@ Its grid is that of vLLM's ``fused_moe_kernel``. Planes lie in the natural order
 four weights take six instructions, wherever they lie.
 """
 
-from typing import Any
-
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
@@ -147,36 +145,17 @@ def product(
         chosen: experts that each row of ``a`` chose.
         config: tiles: BLOCK_SIZE_M, _N, _K, GROUP_SIZE_M, and num_warps and num_stages or the compiler's.
     """
-    grid, arguments = launch(a, upper, lower, c, weights, sorted_ids, expert_ids, padded, chosen, config)
-    experts_kernel[grid](
-        *arguments,
-        NAIVE=sorted_ids is None,
-        MUL_WEIGHT=weights is not None,
-        EVEN_K=upper.shape[2] % config["BLOCK_SIZE_K"] == 0,
-        TOP_K=chosen,
-        **config,
-    )
-
-
-def launch(
-    a: torch.Tensor,
-    upper: torch.Tensor,
-    lower: torch.Tensor,
-    c: torch.Tensor,
-    weights: torch.Tensor | None,
-    sorted_ids: torch.Tensor | None,
-    expert_ids: torch.Tensor,
-    padded: torch.Tensor,
-    chosen: int,
-    config: dict[str, int],
-) -> tuple[tuple[int], tuple[Any, ...]]:
-    """Return the grid of a product, and the arguments of its kernel before the constants; as ``product`` has them."""
     _, n, k = upper.shape
     block_m, valid = config["BLOCK_SIZE_M"], len(a) * chosen
     padded_rows = valid * block_m  # as many tiles as rows at most
     if sorted_ids is not None:
         padded_rows = min(padded_rows, len(sorted_ids))
-    grid = (triton.cdiv(padded_rows, block_m) * triton.cdiv(n, config["BLOCK_SIZE_N"]),)
-    operands = (a, upper, lower, c, weights, sorted_ids, expert_ids, padded)
-    strides = (a.stride(0), upper.stride(0), upper.stride(1), c.stride(-2))
-    return grid, (*operands, n, k, padded_rows, valid, *strides)
+    experts_kernel[(triton.cdiv(padded_rows, block_m) * triton.cdiv(n, config["BLOCK_SIZE_N"]),)](
+        *(a, upper, lower, c, weights, sorted_ids, expert_ids, padded),
+        *(n, k, padded_rows, valid, a.stride(0), upper.stride(0), upper.stride(1), c.stride(-2)),
+        NAIVE=sorted_ids is None,
+        MUL_WEIGHT=weights is not None,
+        EVEN_K=k % config["BLOCK_SIZE_K"] == 0,
+        TOP_K=chosen,
+        **config,
+    )

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from gemm_library import CSRC
+from interleaving import interleaved
 
 from nestedfp.format import split
-from nestedfp.kernels import experts_grouped, experts_triton
+from nestedfp.kernels import experts_triton
 
 EXPERTS, ROWS = 5, 300
 TILES = [
@@ -43,7 +44,7 @@ def run(program, tile_rows, n, k):
     ids, tile_experts, in_use = placed(expert_of, tile_rows)
     a, scales = torch.randn(ROWS, k, generator=generator).half(), torch.rand(ROWS, generator=generator) + 0.5
     kept = ids.clamp(max=ROWS - 1).long()
-    x = torch.where((ids < ROWS)[:, None], experts_grouped.interleaved(a[kept]), torch.nan)
+    x = torch.where((ids < ROWS)[:, None], interleaved(a[kept]), torch.nan)
     head = (EXPERTS, n, k, len(ids), ROWS, len(tile_experts), tile_rows, 3, tile_rows)
     operands = (x, scales[kept], upper, experts_triton.recode(lower), ids)
     given = struct.pack("9q", *head) + b"".join(operand.numpy().tobytes() for operand in operands)

@@ -7,16 +7,18 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from gemm_library import CSRC
+from interleaving import interleaved
 from triton import compile as compile_triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nestedfp.format import split
-from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
+from nestedfp.kernels import expert_tiles, experts_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton's own advice
 
@@ -70,12 +72,13 @@ def test_the_order_of_activations_is_that_of_the_joined_weights():
     at = 16 * step + 8 * half + 2 * thread + pair  # of the tensor cores' operand
     expected = torch.empty(64)
     expected[at.flatten()] = (16 * thread + 4 * step + 2 * half + pair).flatten().float()
-    assert torch.equal(experts_grouped.interleaved(k)[0].float(), torch.cat([expected, expected + 64]))
+    assert torch.equal(interleaved(k)[0].float(), torch.cat([expected, expected + 64]))
 
 
 SORTED = """
 import torch
-from nestedfp.kernels.experts_grouped import interleaved, sorted_rows
+from interleaving import interleaved
+from nestedfp.kernels.experts_grouped import sorted_rows
 
 ids, in_use = torch.randperm(14), torch.tensor([19], dtype=torch.int32)
 ids = torch.nn.functional.pad(torch.cat([ids[:5], torch.full((3,), 14), ids[5:]]), (0, 9), value=14).int()
@@ -92,7 +95,11 @@ for k in (64, 704, 2240):
 
 
 def test_rows_are_sorted_by_expert_with_what_is_multiplied_to_them():
-    subprocess.run([sys.executable, "-c", SORTED], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+    subprocess.run(
+        [sys.executable, "-c", SORTED],
+        check=True,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
 
 
 def test_every_layer_has_tiles_that_fit_its_products():

@@ -6,15 +6,13 @@
 
 namespace nestedfp::cuda {
 
-// How many token tiles there are is known on the device alone. Rasterised as the GEMM's: within a group of token tiles by
-// row tile, so that the tiles of one expert share its weights, and all tiles the activations.
+// How many token tiles there are is known on the device alone. Rasterised as the GEMM's: within a group of token tiles
+// by row tile, so that the tiles of one expert share its weights, and all tiles the activations.
 template <int Tokens>
 class ExpertsSchedule {
   public:
     NESTEDFP_DEVICE explicit ExpertsSchedule(const KernelArgs& args)
-        : plan_(args.plan),
-          token_tiles_(*args.experts.padded_rows / Tokens),
-          next_(static_cast<int>(blockIdx.x)) {}
+        : plan_(args.plan), token_tiles_(*args.experts.padded_rows / Tokens), next_(static_cast<int>(blockIdx.x)) {}
 
     NESTEDFP_DEVICE bool next(Work& work) {
         if (next_ >= token_tiles_ * plan_.row_tiles) return false;

@@ -13,7 +13,7 @@ struct TileTraits {
     static constexpr int kKWarpgroups = KWarpgroups;
     static constexpr int kTokens = Tokens;
     static_assert(Tokens % 16 == 0 && Tokens <= 320, "that the epilogue can store and the registers hold");
-    static constexpr int kExact = 0;  // not mixed (mixed_sm90.cuh)
+    static constexpr int kExact = 0;           // not mixed (mixed_sm90.cuh)
     static constexpr bool kExperts = Experts;  // experts_sm90 in gemm_sm90.cuh
     static_assert(kFp16 || !Experts);
     static constexpr bool kIsScaled = !kFp16 || Experts;

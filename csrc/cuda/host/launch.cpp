@@ -286,8 +286,7 @@ int run_experts(const ExpertsDesc& desc, const ExpertsArgs& args, int num_sms, c
     plan.raster_group_tiles = plan.raster_group * plan.row_tiles;
     plan.steps = static_cast<int>((desc.k + tile.step() - 1) / tile.step());
     plan.cluster = 1;
-    plan.blocks = static_cast<int>(
-        std::min<int64_t>(num_sms * tile.blocks_per_sm, desc.token_tiles * plan.row_tiles));
+    plan.blocks = static_cast<int>(std::min<int64_t>(num_sms * tile.blocks_per_sm, desc.token_tiles * plan.row_tiles));
     const cudaError_t error = found->launch(made, stream);
     if (error != cudaSuccess) *message = cudaGetErrorString(error);
     return error;

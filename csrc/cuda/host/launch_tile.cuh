@@ -65,8 +65,8 @@ cudaError_t prepare_experts() {
 template <int Tokens, int BlocksPerSm>
 cudaError_t launch_experts(const ExpertsKernelArgs& args, cudaStream_t stream) {
     using T = ExpertsTraits<Tokens, BlocksPerSm>;
-    return launch_kernel(experts_sm90<T>,
-                         Launch{args.gemm.plan.blocks, T::kThreads, T::kSharedBytes, 1, false, stream}, args);
+    return launch_kernel(experts_sm90<T>, Launch{args.gemm.plan.blocks, T::kThreads, T::kSharedBytes, 1, false, stream},
+                         args);
 }
 
 #define NESTEDFP_INSTANTIATE_EXPERTS(...)                \
