@@ -1,6 +1,6 @@
 """Times the products of a layer of experts on a GPU, with each tile of this project's, against vLLM's -> h200-experts.csv.
 
-python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (see --help; a minute or two each, most of it compiling)
+python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (see --help; some minutes each)
 
 Systems, microseconds of a product, of down with the activation before it (CUDA graph replays; the experts chosen change from launch
 to launch):
@@ -34,7 +34,7 @@ MODELS = {
     "deepseek-v2-lite": (64, 2048, 1408, 6),
     "qwen2-57b-a14b": (64, 3584, 2560, 8),
 }  # experts, hidden, intermediate, chosen
-TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096)
+TOKENS = (1, 4, 16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 WINDOW_US = 20_000.0
 ROUNDS = 2  # over all systems, since a GPU that gets hot gets slower
 MOST_TILES_HIGH = 3  # times the rows of an expert: higher tiles compute padding, lower ones read weights as often
@@ -101,17 +101,6 @@ def products(
     return {"fp16": fp16, "fp8": fp8, "exact": exact, "fast": fp8}
 
 
-def height(tiles: Any) -> int:
-    """Return the rows of a tile."""
-    rows: int = tiles if isinstance(tiles, int) else tiles["BLOCK_SIZE_M"]
-    return rows
-
-
-def places(choice: Choice, experts: int, tiles: Any) -> Any:
-    """Return which rows each tile has."""
-    return (experts_gpu.sorted_places if isinstance(tiles, int) else experts_gpu.places)(choice, experts, tiles)
-
-
 def main() -> None:
     """Print and keep the rows of each number of tokens as soon as they are measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -145,7 +134,9 @@ def main() -> None:
             times: dict[tuple[str, str], list[float]] = defaultdict(list)
             for system, run in [*runs.items()] * ROUNDS:
                 for tiles in others.get(system, chooses[system][:1]):
-                    high, is_other = height(tiles), tiles != chooses[system][i]
+                    is_grouped, is_other = isinstance(tiles, int), tiles != chooses[system][i]
+                    high = tiles if is_grouped else tiles["BLOCK_SIZE_M"]
+                    places = experts_gpu.sorted_places if is_grouped else experts_gpu.places
                     if is_other and not high / MOST_TILES_HIGH <= max(rows_of_each, 2) <= high * MOST_TILES_HIGH:
                         continue
                     placed = [places(choice, experts, tiles) for choice in choices]

@@ -105,7 +105,10 @@ weights/experts/experts: makes nested experts a quantisation method; their FP8 s
         top_k_num, global_num_experts, expert_map)
     vllm.model_executor.layers.fused_moe:fused_moe.invoke_fused_moe_triton_kernel(A, B, C, A_scale, B_scale,
         topk_weights)
+    vllm.model_executor.layers.fused_moe.activation:MoEActivation.SILU
     vllm.model_executor.layers.fused_moe.activation:apply_moe_activation(activation, output, input)
+    vllm.model_executor.layers.fused_moe.moe_align_block_size:moe_align_block_size(topk_ids, block_size,
+        num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts)
     vllm:_custom_ops.scaled_fp8_quant(input)
 weights: lets norms and activations write E4M3 codes
     vllm.compilation.passes.inductor_pass:InductorPass

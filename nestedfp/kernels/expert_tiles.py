@@ -20,12 +20,9 @@ def _tiles(*values: int) -> dict[str, int]:
 # Names say how many rows a tile has.
 EXACT_16, EXACT_16_LONG = _tiles(16, 32, 128, 1, 4, 5), _tiles(16, 32, 256, 1, 4, 3)
 EXACT = (EXACT_16, EXACT_16_LONG)
-FAST_16, FAST_16_LONG, FAST_32 = (
-    _tiles(16, 64, 128, 1, 4, 4),
-    _tiles(16, 64, 256, 1, 4, 4),
-    _tiles(32, 64, 128, 1, 4, 3),
-)
-FAST_64, FAST_128 = _tiles(64, 128, 128, 16, 4, 3), _tiles(128, 256, 128, 16, 8, 4)
+FAST_16, FAST_16_LONG = _tiles(16, 64, 128, 1, 4, 4), _tiles(16, 64, 256, 1, 4, 4)
+FAST_32, FAST_64 = _tiles(32, 64, 128, 1, 4, 3), _tiles(64, 128, 128, 16, 4, 3)
+FAST_128 = _tiles(128, 256, 128, 16, 8, 4)
 FAST_128_MANY = _tiles(128, 256, 128, 16, 8, 3)  # vLLM's for Mixtral, which was faster
 FAST = (FAST_16, FAST_16_LONG, FAST_32, FAST_64, FAST_128, FAST_128_MANY)
 
@@ -35,7 +32,7 @@ FAST_BY_ROWS = ((24, FAST_32), (70, FAST_64), (400, FAST_128), (inf, FAST_128_MA
 
 HEIGHTS = (32, 48, 64, 80, 96, 128, 160, 192, 224, 288)  # of grouped tiles (csrc/cuda/experts_tiles.inc)
 # A tile costs as much as its rows and so many more. It should hold the rows of an expert that has this many standard deviations
-# more than the mean, of a binomial distribution: hardly any then needs a tile of its own for a few rows.
+# more than the mean, of a Poisson distribution: hardly any then needs a tile of its own for a few rows.
 ROWS_OF_A_TILE, DEVIATIONS = 40, 2.0
 
 

@@ -74,7 +74,7 @@ def sorted_rows(
     """Return ``x`` and ``scales`` for ``product``: rows, and a factor of each, in the order of ``sorted_ids``.
 
     Args:
-        a: [rows, k] float16, contiguous, k a multiple of 64; with ``silu`` [rows, 2 * k], gate then up.
+        a: [rows, k] float16, k a multiple of 64; with ``silu`` [rows, 2 * k], gate then up.
         sorted_ids, padded: from vLLM's ``moe_align_block_size`` for rows * chosen choices.
         chosen: experts that each row of ``a`` chose.
         factors: [rows * chosen] float32; None: 1.
@@ -86,13 +86,13 @@ def sorted_rows(
     """
     k = a.shape[1] // 2 if silu else a.shape[1]
     x = a.new_empty(len(sorted_ids), k)
-    scales = None if factors is None else torch.empty(len(sorted_ids), device=a.device)
+    scales = None if factors is None else torch.empty(len(sorted_ids), dtype=torch.float32, device=a.device)
     words = k // 2
     block = min(BLOCK_WORDS, triton.next_power_of_2(words))
     columns = triton.cdiv(words, block)
     programs = max(1, PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(a.device) // columns)
     rows_kernel[min(len(sorted_ids), programs), columns](
-        a.view(torch.int32),
+        a.contiguous().view(torch.int32),
         factors,
         sorted_ids,
         padded,

@@ -1,5 +1,5 @@
 // Runs the products of experts on the emulated grid, by the GEMM's own sources. Standard input: 64-bit integers experts,
-// n, k, rows of x, of the result, token tiles, rows of a tile, multiprocessors, seed; then x [rows, k], its
+// n, k, rows of x, of the result, token tiles, rows of a tile, multiprocessors, seed, has scales; then x [rows, k], its
 // scales, both planes [experts, n, k], the rows of the result that those of x are, the experts of the tiles, and the
 // rows that are in use. Standard output: the result, FP16.
 #include "cuda/host/launch.h"
@@ -9,7 +9,7 @@ using namespace nestedfp::cuda;
 using emulator::read;
 
 int main() {
-    const std::vector<int64_t> head = read<int64_t>(9);
+    const std::vector<int64_t> head = read<int64_t>(10);
     const ExpertsDesc desc{head[0], head[1], head[2], head[3], head[4], head[5], head[6]};
     const int num_sms = static_cast<int>(head[7]);
     const int64_t plane_bytes = desc.experts * desc.n * desc.k;
@@ -26,7 +26,7 @@ int main() {
     launch.resident = num_sms;
     launch.is_in_order = true;
     const char* reason = nullptr;
-    const ExpertsArgs args{x.data(),   scales.data(),  upper.data(),        lower.data(),
+    const ExpertsArgs args{x.data(),   head[9] != 0 ? scales.data() : nullptr,  upper.data(),        lower.data(),
                            out.data(), row_ids.data(), tile_experts.data(), padded_rows.data()};
     if (run_experts(desc, args, num_sms, nullptr, &reason) != 0) emulator::fail(reason);
     std::fwrite(out.data(), 2, out.size(), stdout);

@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import adapters
@@ -90,6 +91,16 @@ def test_exact_experts_compute_what_vllms_do_and_fast_ones_are_close(shape, toke
     fast = experts_gpu.fast(x, *stacks, choice).float()
     assert (fast - sums).square().mean().sqrt() < 0.02 * sums.square().mean().sqrt()
     assert 0.01 < (fast - expected.float()).square().mean().sqrt() / expected.float().std() < 0.08
+
+
+def test_another_activation_than_silu_is_vllms_own():
+    torch.manual_seed(2)
+    weights, stacks = made(SHAPES[1])
+    x = torch.randn(200, SHAPES[1][1], device="cuda", dtype=torch.float16)
+    choice = replace(gpu_experts.random_choice(200, SHAPES[1][0], SHAPES[1][3]), activation=MoEActivation.GELU)
+    expected = fused_experts(x.clone(), *weights, choice.weights, choice.ids, activation=MoEActivation.GELU)
+    exact = experts_gpu.exact(x, *stacks, choice)
+    assert torch.allclose(exact, expected, rtol=2e-3, atol=2e-3 * float(expected.float().std()))
 
 
 @pytest.mark.parametrize("tokens", [50, 130, 300, 3000])

@@ -41,6 +41,7 @@ class Epilogue {
     }
 
     NESTEDFP_DEVICE void run(float (&sum)[T::kAccumulators], const Work& work) {
+        if constexpr (T::kExperts) return store_units<kUnits>(sum, 0, make_target(work));
         if constexpr (T::kKWarpgroups > 1) add_slices(sum);
         if (args_.outliers.count > 0 && work.part == 0 && k_warpgroup_ == 0) add_outliers(sum, work);
         const bool is_split = work.parts > 1;
@@ -96,7 +97,7 @@ class Epilogue {
     NESTEDFP_DEVICE void add_outliers(float (&sum)[T::kAccumulators], const Work& work) {
         wait_once();  // for x
         const OutlierList& list = args_.outliers;
-        const TilePosition position = place_of<T>(args_, work);
+        const TilePosition position = locate(args_.plan, work.tile);
         const int first_row = (position.row_tile * T::kMulticastCtas + cta_rank_) * T::kRows + row_warpgroup_ * 64;
         int next[2];
 #pragma unroll
@@ -402,7 +403,7 @@ class Epilogue {
         const int begin = unit_begin(rank_), end = unit_begin(rank_ + 1);
 #pragma unroll 1
         for (int u = begin; u < end; ++u) {
-            if (!has_rows(u, target)) break;
+            if (target.token_tile * T::kTokens + u * 16 >= args_.m) break;
             float total[8] = {};
             for (int from = 0; from < split_; ++from) {
                 const uint32_t at = received + from * from_stride + (u - begin) * kUnitBytes;

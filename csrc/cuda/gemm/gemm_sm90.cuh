@@ -42,6 +42,7 @@ NESTEDFP_DEVICE void run_block(const CUtensorMap& x_map, const CUtensorMap& uppe
         barrier_init_fence();
         prefetch_tensor_map(&x_map);
         prefetch_tensor_map(&upper_map);
+        if constexpr (T::kExperts) prefetch_tensor_map(&lower_map);
     }
     if constexpr (kIsMulticast) {
         cluster_sync_relaxed();

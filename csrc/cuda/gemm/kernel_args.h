@@ -1,4 +1,4 @@
-// What a GEMM kernel receives beside its two tensor maps.
+// What a GEMM kernel receives beside its tensor maps.
 #pragma once
 
 #include <cuda.h>

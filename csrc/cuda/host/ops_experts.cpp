@@ -30,12 +30,14 @@ void experts_product(Tensor out, Tensor x, Tensor upper, Tensor lower, std::opti
     check_list("row_ids", row_ids, ScalarType::Int);
     check_list("tile_experts", tile_experts, ScalarType::Int);
     check_list("padded_rows", padded_rows, ScalarType::Int);
+    check_vector(op, "padded_rows", padded_rows, 1);
     check_shape(op, "x", x, rows, k);
     check_shape(op, "out", out, out.size(0), n);
     if (scales.has_value()) {
         check_list("scales", *scales, ScalarType::Float);
         check_vector(op, "scales", *scales, rows);
     }
+    if (rows == 0 || out.size(0) == 0) return;
     prepare_once(op, device);
     const ExpertsDesc desc{experts, n, k, rows, out.size(0), tile_experts.numel(), tile_rows};
     const ExpertsArgs args{x.const_data_ptr(),

@@ -49,7 +49,7 @@ class Stack:
     def of(cls, upper: torch.Tensor, lower: torch.Tensor) -> "Stack":
         """Return the operands of planes that ``packed`` made."""
         experts, n, _ = upper.shape
-        return cls(upper, lower, torch.full((experts, n, 1), 1 / UPPER_SCALE, device=upper.device))
+        return cls(upper, lower, torch.full((experts, n, 1), 1 / UPPER_SCALE, dtype=torch.float32, device=upper.device))
 
 
 def packed(weight: NestedWeight, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,6 +100,7 @@ def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: 
     both = x.new_empty(rows * chosen, double)
     of_rows = experts_grouped.sorted_rows(x, sorted_ids, padded, chosen)
     experts_grouped.product(*of_rows, w13.upper, w13.lower, both, *placed, tile_rows)
+    del of_rows  # its memory serves below
     is_silu = choice.activation is MoEActivation.SILU
     if not is_silu:
         activated = x.new_empty(rows * chosen, double // 2)
