@@ -19,9 +19,9 @@ LOAD_S = 3.0  # over which rows are counted: shorter than a burst, longer than a
 # until there are fewer than the second share. Chosen in the simulator: FP8's on two windows of one trace, 8B and 24B, FP16's on
 # five, 70B on two GPUs.
 OVERLOAD_SHARES = {Mode.FP8: (0.7, 0.6), Mode.FP16: (2.0, 1.2)}
-# FP8's where more than LATE_SHARE of the last prompts came late, and where steps have one precision, so that those with exact rows
-# compute nobody's faster. Chosen as above, and on full lengths.
-CAREFUL_SHARES = (0.5, 0.4)
+# FP8's where steps have one precision, so that those with exact rows compute nobody's faster, and where more than LATE_SHARE of the
+# last prompts came late. Chosen as above, and on full lengths.
+ONE_PRECISION_SHARES, CAREFUL_SHARES = (0.6, 0.5), (0.5, 0.4)
 LATE_S = 5.0
 LATE_SHARE = 0.01
 FULL = (1.0, 0.85)  # the same of ``RowState.fullness``
@@ -51,11 +51,12 @@ class RowLoad:
             self._late *= exp(-passed_s / LATE_S)
         self._at_s = now_s
         # No longer than that, though the engine be over: to wait for the careful share costs 10 to 40 points of exact answers (8B).
-        is_careful = self._late > LATE_SHARE * self._ended or not times.are_by_row
+        shares = OVERLOAD_SHARES | ({} if times.are_by_row else {Mode.FP8: ONE_PRECISION_SHARES})
+        if self._late > LATE_SHARE * self._ended:
+            shares |= {Mode.FP8: CAREFUL_SHARES}
 
         def is_beyond(mode: Mode) -> bool:
-            shares = CAREFUL_SHARES if mode is Mode.FP8 and is_careful else OVERLOAD_SHARES[mode]
-            most_per_s = self._rows_per_s / shares[self._is_over]
+            most_per_s = self._rows_per_s / shares[mode][self._is_over]
             rows, limit_s = int(most_per_s * step_s), step_s
             if rows > budget_tokens:
                 rows, limit_s = budget_tokens, budget_tokens / most_per_s
