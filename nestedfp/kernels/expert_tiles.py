@@ -5,11 +5,10 @@ tiles are narrow. vLLM looks its tiles up by shape and type, and has files for f
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import ceil, inf, sqrt
 
 LONG_K = 4096  # from which on a step of 256 is faster for few rows
-
-
 NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 
 
@@ -50,6 +49,11 @@ def exact(rows: float, ks: Sequence[int]) -> list[dict[str, int]] | int:
     """
     if rows <= EXACT_FEW:
         return [EXACT_16_LONG if k >= LONG_K else EXACT_16 for k in ks]
+    return _height(rows)
+
+
+@lru_cache(maxsize=4096)  # every layer asks in every step without a graph
+def _height(rows: float) -> int:
     most = rows + DEVIATIONS * sqrt(rows)
     return min(HEIGHTS, key=lambda height: ceil(most / height) * (height + ROWS_OF_A_TILE))
 

@@ -27,13 +27,8 @@ NESTEDFP_DEVICE uint32_t word(const uint4& v) {
 // InOrder: K is not permuted (decode.cuh).
 template <bool InOrder, int J>
 NESTEDFP_DEVICE void decode_slice(const Raw& raw, Fragments& f) {
-    if constexpr (InOrder) {
-        decode4_in_order(word<J>(raw.upper_top), word<J>(raw.lower_top), f[J][0], f[J][2]);
-        decode4_in_order(word<J>(raw.upper_bottom), word<J>(raw.lower_bottom), f[J][1], f[J][3]);
-    } else {
-        decode4(word<J>(raw.upper_top), word<J>(raw.lower_top), f[J][0], f[J][2]);
-        decode4(word<J>(raw.upper_bottom), word<J>(raw.lower_bottom), f[J][1], f[J][3]);
-    }
+    decode4<InOrder>(word<J>(raw.upper_top), word<J>(raw.lower_top), f[J][0], f[J][2]);
+    decode4<InOrder>(word<J>(raw.upper_bottom), word<J>(raw.lower_bottom), f[J][1], f[J][3]);
 }
 
 template <bool InOrder = false>

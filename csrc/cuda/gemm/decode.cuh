@@ -19,15 +19,20 @@ NESTEDFP_DEVICE void decode4(uint32_t upper, uint32_t lower, uint32_t& low, uint
            permute_bytes<0x3715>(upper, lower);
 }
 
-// The same of bytes that belong to k = 0, 1, 2, 3 (of experts), the lower ones residuals plus 127: low = (k 0, k
-// 1), high = (k 2, k 3).
+// The same of bytes that belong to k = 0, 1, 2, 3, as experts have them, the lower ones residuals plus 127: low = (k 0,
+// k 1), high = (k 2, k 3).
 NESTEDFP_DEVICE uint32_t decode2(uint32_t pairs) {
-    return (static_cast<uint32_t>(static_cast<int32_t>(inverted_and_or(pairs, 0x7f007f00u, 0x80018002u)) >> 1)) + pairs;
+    return static_cast<uint32_t>(static_cast<int32_t>(inverted_and_or(pairs, 0x7f007f00u, 0x80018002u)) >> 1) + pairs;
 }
 
-NESTEDFP_DEVICE void decode4_in_order(uint32_t upper, uint32_t lower, uint32_t& low, uint32_t& high) {
-    low = decode2(permute_bytes<0x1504>(upper, lower));
-    high = decode2(permute_bytes<0x3726>(upper, lower));
+template <bool InOrder>
+NESTEDFP_DEVICE void decode4(uint32_t upper, uint32_t lower, uint32_t& low, uint32_t& high) {
+    if constexpr (InOrder) {
+        low = decode2(permute_bytes<0x1504>(upper, lower));
+        high = decode2(permute_bytes<0x3726>(upper, lower));
+    } else {
+        decode4(upper, lower, low, high);
+    }
 }
 
 }  // namespace nestedfp::cuda

@@ -20,7 +20,7 @@ LOAD_S = 3.0  # over which rows are counted: shorter than a burst, longer than a
 # five, 70B on two GPUs.
 OVERLOAD_SHARES = {Mode.FP8: (0.7, 0.6), Mode.FP16: (2.0, 1.2)}
 # FP8's where steps have one precision, so that those with exact rows compute nobody's faster, and where more than LATE_SHARE of the
-# last prompts came late. Chosen as above, and on full lengths.
+# last prompts came late. Chosen as above, and on full lengths; the former on step times of Qwen3-30B-A3B too.
 ONE_PRECISION_SHARES, CAREFUL_SHARES = (0.6, 0.5), (0.5, 0.4)
 LATE_S = 5.0
 LATE_SHARE = 0.01
@@ -51,9 +51,9 @@ class RowLoad:
             self._late *= exp(-passed_s / LATE_S)
         self._at_s = now_s
         # No longer than that, though the engine be over: to wait for the careful share costs 10 to 40 points of exact answers (8B).
-        shares = OVERLOAD_SHARES | ({} if times.are_by_row else {Mode.FP8: ONE_PRECISION_SHARES})
-        if self._late > LATE_SHARE * self._ended:
-            shares |= {Mode.FP8: CAREFUL_SHARES}
+        is_late = self._late > LATE_SHARE * self._ended
+        of_engine = OVERLOAD_SHARES[Mode.FP8] if times.are_by_row else ONE_PRECISION_SHARES
+        shares = {**OVERLOAD_SHARES, Mode.FP8: CAREFUL_SHARES if is_late else of_engine}
 
         def is_beyond(mode: Mode) -> bool:
             most_per_s = self._rows_per_s / shares[mode][self._is_over]
