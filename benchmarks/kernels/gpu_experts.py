@@ -2,8 +2,8 @@
 
 python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (see --help; some minutes each)
 
-Systems, microseconds of a product, of down with the activation before it (CUDA graph replays; the experts chosen change from launch
-to launch):
+Systems, microseconds of a product (CUDA graph replays; the experts chosen change from launch to launch). Down has the activation
+before it, but for grouped tiles, whose gate_up has it:
     fp16, fp8       vLLM's Triton kernel with FP16 weights, and with FP8 weights and scales per channel and token; vLLM's own tiles
     exact, fast     nested weights in each precision, with the tiles that ``nestedfp.kernels.expert_tiles`` chooses
     exact TILES, fast TILES     with those that it chooses for other sizes
@@ -59,7 +59,7 @@ def random_choice(tokens: int, experts: int, chosen: int) -> Choice:
     return Choice(weights / weights.sum(-1, keepdim=True), ids.int(), None, MoEActivation.SILU)
 
 
-Run = Callable[[Any, torch.Tensor, Any], None]  # tiles, the results, and the places of a choice
+Run = Callable[[Any, torch.Tensor, Any], Callable[[], None]]  # of tiles, the results, and the places of a choice
 
 
 def products(
@@ -81,22 +81,44 @@ def products(
     codes, scale = _custom_ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
     upper, scales = stack.upper.view(torch.float8_e4m3fn), (scale, stack.scales)
 
-    def fp16(tiles: Any, c: torch.Tensor, placed: Any) -> None:
-        activate()
-        experts_gpu.vllms_product(x, weight, c, factors, placed, chosen, tiles, None)
+    def fp16(tiles: Any, c: torch.Tensor, placed: Any) -> Callable[[], None]:
+        def launch() -> None:
+            activate()
+            experts_gpu.vllms_product(x, weight, c, factors, placed, chosen, tiles, None)
 
-    def fp8(tiles: Any, c: torch.Tensor, placed: Any) -> None:
-        activate()
-        experts_gpu.vllms_product(codes, upper, c, factors, placed, chosen, tiles, scales)
+        return launch
 
-    def exact(tiles: Any, c: torch.Tensor, placed: Any) -> None:
-        if not isinstance(tiles, int):
+    def fp8(tiles: Any, c: torch.Tensor, placed: Any) -> Callable[[], None]:
+        def launch() -> None:
+            activate()
+            experts_gpu.vllms_product(codes, upper, c, factors, placed, chosen, tiles, scales)
+
+        return launch
+
+    def few(tiles: Any, c: torch.Tensor, placed: Any) -> Callable[[], None]:
+        def launch() -> None:
             activate()
             experts_triton.product(x, stack.upper, stack.lower, c, factors, *placed, chosen, tiles)
-            return
-        of_rows = None if factors is None else factors.view(-1)
-        rows = experts_grouped.sorted_rows(a, placed[0], placed[2], chosen, factors=of_rows, silu=is_down)
-        experts_grouped.product(*rows, stack.upper, stack.lower, c.view(-1, c.shape[-1]), *placed, tiles)
+
+        return launch
+
+    def grouped(tiles: int, c: torch.Tensor, placed: Any) -> Callable[[], None]:
+        def rows() -> tuple[torch.Tensor, torch.Tensor | None]:
+            of_rows = None if factors is None else factors.view(-1)
+            return experts_grouped.sorted_rows(x, placed[0], placed[2], chosen, factors=of_rows)
+
+        of_down = rows() if is_down else None
+        out = c.view(-1, c.shape[-1]) if is_down else c.new_empty(len(placed[0]), c.shape[-1] // 2)
+
+        def launch() -> None:
+            experts_grouped.product(
+                *(of_down or rows()), stack.upper, stack.lower, out, *placed, tiles, is_gated=not is_down
+            )
+
+        return launch
+
+    def exact(tiles: Any, c: torch.Tensor, placed: Any) -> Callable[[], None]:
+        return (grouped if isinstance(tiles, int) else few)(tiles, c, placed)
 
     return {"fp16": fp16, "fp8": fp8, "exact": exact, "fast": fp8}
 
@@ -139,15 +161,13 @@ def main() -> None:
                     places = experts_gpu.sorted_places if is_grouped else experts_gpu.places
                     if is_other and not high / MOST_TILES_HIGH <= max(rows_of_each, 2) <= high * MOST_TILES_HIGH:
                         continue
-                    placed = [places(choice, experts, tiles) for choice in choices]
+                    launches = [run(tiles, c, places(choice, experts, tiles)) for choice in choices]
 
-                    def launch(
-                        at: int, run: Run = run, tiles: Any = tiles, c: torch.Tensor = c, placed: list[Any] = placed
-                    ) -> None:
-                        run(tiles, c, placed[at % len(placed)])
+                    def launch(at: int, launches: list[Callable[[], None]] = launches) -> None:
+                        launches[at % len(launches)]()
 
                     named = f"{system} {expert_tiles.name(tiles)}" if is_other else system
-                    times[named, expert_tiles.name(tiles)].append(window_us(launch, len(placed), WINDOW_US))
+                    times[named, expert_tiles.name(tiles)].append(window_us(launch, len(launches), WINDOW_US))
             found = [(given.model, tokens, product, *key, f"{mean(us):.1f}") for key, us in times.items()]
             print(*found, sep="\n", flush=True)
             merge(given.out, COLUMNS, COLUMNS[:4], found, measured_on)

@@ -124,7 +124,7 @@ def generate(folder: Path, numbers: Sequence[int] = ()) -> list[Path]:
         for i in range(0, len(some), TILES_PER_FILE)
     }
     folder.mkdir(parents=True, exist_ok=True)
-    whole = [*tiles, *(f"kFp16, 2, 1, {tile}" for tile in experts)]
+    whole = [*tiles, *("kFp16, {}, 1, {}".format(*tile.split(", ")) for tile in experts)]
     for path, text in {**sources, folder / "wgmma.inc": wgmma(whole, mixed)}.items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)

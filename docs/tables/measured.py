@@ -12,7 +12,6 @@ from docs.tables.marks import markdown, under
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
 MODELS = {"llama-8b": "8B", "mistral-24b": "24B", "llama-70b": "70B", "timed_15ms": "steps of 15 ms"}
-PRODUCTS = 2  # of a layer of experts: gate and up, and down
 Row = dict[str, str]
 
 
@@ -160,20 +159,20 @@ def portable(name: str) -> str:
 
 
 def experts(name: str) -> str:
-    """Return times of the products of a layer of experts, microseconds."""
-    times: dict[tuple[str, int], dict[str, list[float]]] = {}
+    """Return times of the products of a layer of experts, microseconds, and in brackets vLLM's over them."""
+    times: dict[tuple[int, str], dict[str, float]] = {}
     for row in _rows(name):
-        of_size = times.setdefault((row["model"], int(row["tokens"])), {})
-        of_size.setdefault(row["system"], []).append(float(row["us"]))
-    rows = []
-    for (model, size), by_system in times.items():
-        cells = [model, f"{size:,}"]
-        for peer, ours in (("fp16", "exact"), ("fp8", "fast")):
-            both = [by_system.get(system, []) for system in (peer, ours)]
-            (us, own_us), is_whole = map(sum, both), all(len(each) == PRODUCTS for each in both)
-            cells += [f"{us:,.0f}", f"{own_us:,.0f} ({us / own_us:.2f})"] if is_whole else ["", ""]
-        rows.append(cells)
-    headings = ["us of both products", "tokens", "vLLM FP16", "FP16 mode", "vLLM FP8", "FP8 mode"]
+        of_cell = times.setdefault((int(row["tokens"]), row["model"]), {})
+        of_cell[row["system"]] = of_cell.get(row["system"], 0.0) + float(row["us"])
+    models, sizes = dict.fromkeys(model for _, model in times), sorted({size for size, _ in times})
+
+    def cell(size: int, model: str, peer: str, ours: str) -> str:
+        us = times[size, model]
+        return f"{us[ours]:,.0f} ({us[peer] / us[ours]:.2f})"
+
+    systems = (("FP16", "fp16", "exact"), ("FP8", "fp8", "fast"))
+    rows = [[f"{size:,}", *(cell(size, model, *pair) for model in models for _, *pair in systems)] for size in sizes]
+    headings = ["tokens", *(f"{model}, {precision}" for model in models for precision, *_ in systems)]
     return _with_conditions(name, markdown(headings, rows))
 
 

@@ -26,13 +26,13 @@ FAST_128_MANY = _tiles(128, 256, 128, 16, 8, 3)  # vLLM's for Mixtral, which was
 FAST = (FAST_16, FAST_16_LONG, FAST_32, FAST_64, FAST_128, FAST_128_MANY)
 
 # The rows of an expert up to which a layer has tiles. Of few rows they depend on k.
-EXACT_FEW, FAST_FEW = 10, 12
+FEW = 12
 FAST_BY_ROWS = ((24, FAST_32), (70, FAST_64), (400, FAST_128), (inf, FAST_128_MANY))
 
-HEIGHTS = (32, 48, 64, 80, 96, 128, 160, 192, 224, 288)  # of grouped tiles (csrc/cuda/experts_tiles.inc)
+HEIGHTS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 288)  # of grouped tiles (csrc/cuda/experts_tiles.inc)
 # A tile costs as much as its rows and so many more. It should hold the rows of an expert that has this many standard deviations
 # more than the mean, of a Poisson distribution: hardly any then needs a tile of its own for a few rows.
-ROWS_OF_A_TILE, DEVIATIONS = 40, 2.0
+ROWS_OF_A_TILE, DEVIATIONS = 40, 1.6
 
 
 def name(tiles: dict[str, int] | int) -> str:
@@ -47,7 +47,7 @@ def exact(rows: float, ks: Sequence[int]) -> list[dict[str, int]] | int:
         rows: of an expert, in the mean.
         ks: columns of the weights of each product, multiples of 64.
     """
-    if rows <= EXACT_FEW:
+    if rows <= FEW:
         return [EXACT_16_LONG if k >= LONG_K else EXACT_16 for k in ks]
     return _height(rows)
 
@@ -60,6 +60,6 @@ def _height(rows: float) -> int:
 
 def fast(rows: float, ks: Sequence[int]) -> list[dict[str, int]]:
     """Return the tiles of a layer's FP8 products, equally high; arguments as ``exact`` has them."""
-    if rows <= FAST_FEW:
+    if rows <= FEW:
         return [FAST_16_LONG if k >= LONG_K else FAST_16 for k in ks]
     return [next(tiles for most, tiles in FAST_BY_ROWS if rows <= most)] * len(ks)

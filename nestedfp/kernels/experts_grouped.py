@@ -15,17 +15,6 @@ BLOCK_WORDS = 1024
 PROGRAMS_PER_MULTIPROCESSOR = 16
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _half_of(word, high: tl.constexpr):  # type: ignore[no-untyped-def]
-    return ((word >> 16) if high else word).to(tl.int16).to(tl.float16, bitcast=True)
-
-
-@triton.jit
-def _silu_and_mul(gate, up):  # type: ignore[no-untyped-def]
-    x = gate.to(tl.float32)
-    return ((x / (1.0 + tl.exp(-x))).to(tl.float16) * up).to(tl.int16, bitcast=True).to(tl.int32)
-
-
 @triton.jit(do_not_specialize=["valid"])  # type: ignore[untyped-decorator]
 def rows_kernel(  # type: ignore[no-untyped-def]
     a_ptr,
@@ -38,23 +27,18 @@ def rows_kernel(  # type: ignore[no-untyped-def]
     valid,
     TOP_K: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
-    SILU: tl.constexpr,
+    PDL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Copy BLOCK words, of four bytes, of every row that is this program's; arguments as ``sorted_rows`` has them."""
+    if PDL:  # the product waits for this kernel's end, and reads weights before
+        tl.extra.cuda.gdc_launch_dependents()
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < words
     for place in range(tl.program_id(0), tl.load(padded_ptr), tl.num_programs(0)):
         row = tl.load(ids_ptr + place).to(tl.int64)
         if row < valid:
-            if SILU:
-                gate = tl.load(a_ptr + row * 2 * words + at, mask=mask)
-                up = tl.load(a_ptr + row * 2 * words + words + at, mask=mask)
-                low = _silu_and_mul(_half_of(gate, False), _half_of(up, False))
-                high = _silu_and_mul(_half_of(gate, True), _half_of(up, True))
-                value = (low & 0xFFFF) | (high << 16)
-            else:
-                value = tl.load(a_ptr + row // TOP_K * words + at, mask=mask)
+            value = tl.load(a_ptr + row // TOP_K * words + at, mask=mask)
             # Of 32 words: thread, step and half -> step and half, thread.
             value = value.reshape([BLOCK // 32, 4, 8]).permute([0, 2, 1]).reshape([BLOCK])
             tl.store(x_ptr + tl.full([], place, tl.int64) * words + at, value, mask=mask)
@@ -69,22 +53,20 @@ def sorted_rows(
     chosen: int,
     *,
     factors: torch.Tensor | None = None,
-    silu: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return ``x`` and ``scales`` for ``product``: rows, and a factor of each, in the order of ``sorted_ids``.
 
     Args:
-        a: [rows, k] float16, k a multiple of 64; with ``silu`` [rows, 2 * k], gate then up.
+        a: [rows, k] float16, k a multiple of 64.
         sorted_ids, padded: from vLLM's ``moe_align_block_size`` for rows * chosen choices.
         chosen: experts that each row of ``a`` chose.
         factors: [rows * chosen] float32; None: 1.
-        silu: the rows are silu(gate) * up, rounded as vLLM's operator rounds it.
 
     Returns:
         [len(sorted_ids), k] float16, interleaved, and [len(sorted_ids)] float32, or None without factors. Where ``sorted_ids``
         fills up a tile, both stay as they were allocated.
     """
-    k = a.shape[1] // 2 if silu else a.shape[1]
+    k = a.shape[1]
     x = a.new_empty(len(sorted_ids), k)
     scales = None if factors is None else torch.empty(len(sorted_ids), dtype=torch.float32, device=a.device)
     words = k // 2
@@ -102,7 +84,7 @@ def sorted_rows(
         len(a) * chosen,
         TOP_K=chosen,
         HAS_FACTORS=factors is not None,
-        SILU=silu,
+        PDL=a.is_cuda,
         BLOCK=block,
     )
     return x, scales
@@ -118,20 +100,26 @@ def product(
     expert_ids: torch.Tensor,
     padded: torch.Tensor,
     tile_rows: int,
+    *,
+    is_gated: bool = False,
 ) -> None:
     """Multiply rows of activations by their expert, into the rows of ``out`` that ``sorted_ids`` names; others stay as they are.
 
     Args:
         x, scales: from ``sorted_rows``.
         upper, lower: [experts, n, k] uint8, contiguous; lower from ``experts_triton.recode``.
-        out: [rows, n] float16, contiguous.
+        out: [rows, n] float16, contiguous; gated, [len(sorted_ids), n // 2], which is ``x`` of the next product.
         sorted_ids, expert_ids, padded: from ``moe_align_block_size`` for tiles of ``tile_rows``, without experts of other ranks.
         tile_rows: of ``expert_tiles.HEIGHTS``.
+        is_gated: the weights are gate, then up, n // 2 a multiple of 64, and the result is silu(gate) * up, rounded as vLLM's
+            operator rounds it.
 
     Raises:
         RuntimeError: for tensors of other shapes or dtypes, or a GPU that is not of compute capability 9.0.
     """
-    torch.ops.nestedfp.experts_product(out, x, upper, lower, scales, sorted_ids, expert_ids, padded, tile_rows)
+    torch.ops.nestedfp.experts_product(
+        out, x, upper, lower, scales, sorted_ids, expert_ids, padded, tile_rows, is_gated
+    )
 
 
 @cache

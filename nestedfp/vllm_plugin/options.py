@@ -33,8 +33,9 @@ class PluginOptions:
     """Options of one engine.
 
     Attributes:
-        experts: whether the experts of a mixture (MoE) are nested or stay plain FP16 in both classes; "auto": nested on a CPU,
-            plain on a GPU. Those without a kernel here (biases, an activation that is neither SiLU nor GELU) are always plain.
+        experts: whether the experts of a mixture (MoE) are nested or stay plain FP16 in both classes; "auto": nested, but plain on a
+            GPU with adapters or data-parallel ranks. Those without a kernel here (biases, an activation that is neither SiLU
+            nor GELU) are always plain.
         quantize_activations: FP8 steps on a CPU also round the activations of each token to E4M3, as a GPU does, so
             that the quality of the GPU's FP8 mode can be judged without one. Slower; off by default.
         step_costs: whether the worker times its steps in both precisions when it starts, so that ``auto`` can leave FP8
@@ -81,6 +82,11 @@ class PluginOptions:
     def measures_steps(self, is_cpu: bool) -> bool:
         """Whether the worker times its steps when it starts."""
         return self.step_costs == "measure" or (self.step_costs == "auto" and not is_cpu)
+
+    def nests_experts(self, config: "VllmConfig", *, is_cpu: bool) -> bool:
+        """Return whether experts are nested that have a kernel."""
+        is_served_with_them = is_cpu or (config.lora_config is None and config.parallel_config.data_parallel_size == 1)
+        return self.experts == "nested" or (self.experts == "auto" and is_served_with_them)
 
     @classmethod
     def of(cls, config: "VllmConfig") -> "PluginOptions":

@@ -259,8 +259,7 @@ def model_obstacles(config: "VllmConfig") -> list[str]:
     from vllm.platforms import current_platform
 
     model, parallel, is_cpu = config.model_config, config.parallel_config, current_platform.is_cpu()
-    experts, found = PluginOptions.of(config).experts, []
-    nests_experts = experts == "nested" or (is_cpu and experts == "auto")
+    nests_experts, found = PluginOptions.of(config).nests_experts(config, is_cpu=is_cpu), []
     if config.lora_config is not None:
         if model.use_mla or (model.is_moe and (is_cpu or nests_experts)):
             kind = "latent attention" if model.use_mla else "nested experts" if nests_experts else "experts on a CPU"

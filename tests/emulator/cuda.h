@@ -10,8 +10,12 @@ struct CUtensorMap {
     const uint8_t* data;
     int element_bytes;
     int64_t cols, rows, pitch_bytes;
-    int box_cols, box_rows;
+    int box_cols, box_rows;  // all rows of a box
     int swizzle_bytes;  // 0: plain rows
+    int rank;
+    // Of five dimensions: how many of each after the columns a box has, and from one to the next.
+    int counts[4];
+    int64_t pitches[4];
 };
 
 using cuuint32_t = uint32_t;
@@ -27,8 +31,8 @@ enum CUtensorMapSwizzle {
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 
-// Of two dimensions.
-inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t, void* data,
+// Of two dimensions, or five whose last three begin at 0 in every box.
+inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
                                        const cuuint64_t* sizes, const cuuint64_t* pitches, const cuuint32_t* box,
                                        const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
@@ -39,7 +43,15 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
     *map = {static_cast<const uint8_t*>(data), type,
             static_cast<int64_t>(sizes[0]),    static_cast<int64_t>(sizes[1]),
             static_cast<int64_t>(pitches[0]),  static_cast<int>(box[0]),
-            static_cast<int>(box[1]),          swizzle};
+            static_cast<int>(box[1]),          swizzle,
+            static_cast<int>(rank),            {},
+            {}};
+    for (cuuint32_t i = 1; i < rank; ++i) {
+        if (pitches[i - 1] % 16 != 0 || (i > 1 && sizes[i] != box[i])) return CUDA_ERROR_INVALID_VALUE;
+        map->counts[i - 1] = static_cast<int>(box[i]);
+        map->pitches[i - 1] = static_cast<int64_t>(pitches[i - 1]);
+        if (i > 1) map->box_rows *= static_cast<int>(box[i]);
+    }
     return CUDA_SUCCESS;
 }
 

@@ -1,5 +1,5 @@
 // Runs the products of experts on the emulated grid, by the GEMM's own sources. Standard input: 64-bit integers experts,
-// n, k, rows of x, of the result, token tiles, rows of a tile, multiprocessors, seed, has scales; then x [rows, k], its
+// n, k, rows of x, of the result, token tiles, rows of a tile, multiprocessors, seed, has scales, is gated; then x [rows, k], its
 // scales, both planes [experts, n, k], the rows of the result that those of x are, the experts of the tiles, and the
 // rows that are in use. Standard output: the result, FP16.
 #include "cuda/host/launch.h"
@@ -9,8 +9,8 @@ using namespace nestedfp::cuda;
 using emulator::read;
 
 int main() {
-    const std::vector<int64_t> head = read<int64_t>(10);
-    const ExpertsDesc desc{head[0], head[1], head[2], head[3], head[4], head[5], head[6]};
+    const std::vector<int64_t> head = read<int64_t>(11);
+    const ExpertsDesc desc{head[0], head[1], head[2], head[3], head[4], head[5], head[6], head[10] != 0};
     const int num_sms = static_cast<int>(head[7]);
     const int64_t plane_bytes = desc.experts * desc.n * desc.k;
     const std::vector<uint8_t> x = read<uint8_t>(desc.rows * desc.k * 2);
@@ -19,7 +19,7 @@ int main() {
     const std::vector<int> row_ids = read<int>(desc.rows);
     const std::vector<int> tile_experts = read<int>(desc.token_tiles), padded_rows = read<int>(1);
 
-    std::vector<uint16_t> out(static_cast<size_t>(desc.valid * desc.n), 0xffff);
+    std::vector<uint16_t> out(static_cast<size_t>(desc.is_gated ? desc.rows * desc.n / 2 : desc.valid * desc.n), 0xffff);
     if (prepare_device() != 0) emulator::fail("a tile needs more shared memory than a block may have");
     emulator::Launch& launch = emulator::launch_defaults();
     launch.seed = static_cast<unsigned>(head[8]);

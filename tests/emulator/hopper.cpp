@@ -55,12 +55,18 @@ struct Box {
             const int64_t place =
                 map.swizzle_bytes > 0 ? int64_t{swizzled(address + offset, map.swizzle_bytes)} - address : at;
             uint8_t piece[16] = {};
-            const int64_t r = row + at / row_bytes();
+            int64_t r = row + at / row_bytes(), begin = r * map.pitch_bytes;
+            if (map.rank > 2) {
+                int left = at / row_bytes();
+                r = row + left % map.counts[0];
+                begin = row * map.pitch_bytes;
+                for (int i = 0; i + 1 < map.rank; left /= map.counts[i++]) begin += left % map.counts[i] * map.pitches[i];
+            }
             const int64_t first = int64_t{col} * map.element_bytes + at % row_bytes();
             const int64_t end = map.cols * map.element_bytes;
             if (r < map.rows && first < end) {
                 const int64_t inside = end - first < 16 ? end - first : 16;
-                std::memcpy(piece, map.data + r * map.pitch_bytes + first, static_cast<size_t>(inside));
+                std::memcpy(piece, map.data + begin + first, static_cast<size_t>(inside));
             }
             std::memcpy(to + place, piece, 16);
         }
@@ -207,6 +213,7 @@ void wait_for_parity(uint32_t address, int parity) {
 
 void load_box(uint32_t to, const CUtensorMap& map, uint32_t barrier, int col, int row, int blocks) {
     const Box box{map, col, row};
+    if (blocks > 1 && map.rank != 2) fail("a multicast box of more than two dimensions");
     if (to % 128 != 0) fail("a box to an address that is no multiple of 128");
     for (int rank = 0; rank < blocks; ++rank) {
         uint8_t* const there = shared_at(blocks == 1 ? to : address_in(to, rank), box.bytes());

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gemm_library import CSRC
 from interleaving import interleaved
+from torch.nn.functional import silu
 
 from nestedfp.format import split
 from nestedfp.kernels import experts_triton
@@ -17,7 +18,7 @@ EXPERTS, ROWS = 5, 300
 TILES = [
     int(rows)
     for rows in re.findall(
-        r"^NESTEDFP_EXPERTS_TILE\((\d+), \d\)", (CSRC / "cuda/experts_tiles.inc").read_text(), re.MULTILINE
+        r"^NESTEDFP_EXPERTS_TILE\(\d, (\d+)\)", (CSRC / "cuda/experts_tiles.inc").read_text(), re.MULTILINE
     )
 ]
 
@@ -34,7 +35,7 @@ def placed(expert_of, tile_rows):
     return torch.nn.functional.pad(in_use, (0, 2 * tile_rows)), [*experts, 99, 99], len(in_use)
 
 
-def run(program, tile_rows, n, k, has_scales=True):
+def run(program, tile_rows, n, k, has_scales=True, is_gated=False):
     """Return the result and what it should be."""
     generator = torch.Generator().manual_seed(tile_rows + k)
     weight = (torch.randn(EXPERTS, n, k, generator=generator) * 0.3).clamp(-1.7, 1.7).half()
@@ -45,20 +46,32 @@ def run(program, tile_rows, n, k, has_scales=True):
     a, scales = torch.randn(ROWS, k, generator=generator).half(), torch.rand(ROWS, generator=generator) + 0.5
     kept = ids.clamp(max=ROWS - 1).long()
     x = torch.where((ids < ROWS)[:, None], interleaved(a[kept]), torch.nan)
-    head = (EXPERTS, n, k, len(ids), ROWS, len(tile_experts), tile_rows, 3, tile_rows, has_scales)
+    head = (EXPERTS, n, k, len(ids), ROWS, len(tile_experts), tile_rows, 3, tile_rows, has_scales, is_gated)
     operands = (x, scales[kept], upper, experts_triton.recode(lower), ids)
-    given = struct.pack("10q", *head) + b"".join(operand.numpy().tobytes() for operand in operands)
+    given = struct.pack("11q", *head) + b"".join(operand.numpy().tobytes() for operand in operands)
     ended = emulated.run(program, given + struct.pack(f"{len(tile_experts) + 1}i", *tile_experts, in_use))
     assert ended.returncode == 0, ended.stderr.decode()[:3000]
-    out = torch.from_numpy(np.frombuffer(ended.stdout, dtype=np.float16).copy()).view(ROWS, n)
+    out = torch.from_numpy(np.frombuffer(ended.stdout, dtype=np.float16).copy())
     expected = torch.einsum("rnk,rk->rn", weight[expert_of].float(), a.float())
-    return out.float(), expected * scales[:, None] if has_scales else expected
+    if has_scales:
+        expected = expected * scales[:, None]
+    if not is_gated:
+        return out.view(ROWS, n).float(), expected
+    gate, up = expected.half().chunk(2, -1)
+    is_row = (ids < ROWS) & (torch.arange(len(ids)) < in_use)
+    return out.view(-1, n // 2)[is_row].float(), interleaved(silu(gate.float()).half() * up)[ids[is_row].long()].float()
 
 
 @pytest.mark.parametrize("tile_rows", TILES)
 def test_every_tile_multiplies_rows_by_their_experts(build, tile_rows):
     out, expected = run(build.experts, tile_rows, 264, 5 * 64)
     assert torch.allclose(out, expected, rtol=1e-3, atol=1e-3 * float(expected.std()))
+
+
+@pytest.mark.parametrize("tile_rows", TILES)
+def test_every_tile_multiplies_gates_and_ups(build, tile_rows):
+    out, expected = run(build.experts, tile_rows, 2 * 192, 3 * 64, is_gated=True)
+    assert torch.allclose(out, expected, rtol=4e-3, atol=2e-3 * float(expected.std()))
 
 
 @pytest.mark.parametrize("k", [64, 128])

@@ -87,10 +87,6 @@ for k in (64, 704, 2240):
     x, factors = torch.randn(7, k).half(), torch.rand(14)
     rows, scales = sorted_rows(x, ids, in_use, 2, factors=factors)
     assert torch.equal(rows[kept], interleaved(x)[ids[kept] // 2]) and torch.equal(scales[kept], factors[ids[kept]])
-    gate, up = both = torch.randn(2, 14, k).half()
-    rows, scales = sorted_rows(torch.cat(tuple(both), 1), ids, in_use, 1, silu=True)
-    expected = interleaved(torch.nn.functional.silu(gate.float()).half() * up)[ids[kept]]
-    assert scales is None and torch.allclose(rows[kept], expected, rtol=1e-3)
 """
 
 
@@ -103,7 +99,7 @@ def test_rows_are_sorted_by_expert_with_what_is_multiplied_to_them():
 
 
 def test_every_layer_has_tiles_that_fit_its_products():
-    compiled_rows = re.findall(r"TILE\((\d+), \d\)", (CSRC / "cuda/experts_tiles.inc").read_text())
+    compiled_rows = re.findall(r"TILE\(\d, (\d+)\)", (CSRC / "cuda/experts_tiles.inc").read_text())
     assert tuple(map(int, compiled_rows)) == expert_tiles.HEIGHTS
     for ks in [(2048, 768), (4096, 14336), (2048, 1408), (3584, 2560), (256, 128), (512, 320), (64, 64), (4096, 192)]:
         for rows in (0.01, 1, 8, 11, 25, 41, 64, 129, 5000):

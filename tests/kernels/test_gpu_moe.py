@@ -124,17 +124,24 @@ def test_experts_of_other_ranks_add_nothing(tokens):
     assert (fast - expected).float().square().mean().sqrt() < 0.08 * expected.float().std()
 
 
-def test_rows_are_sorted_with_vllms_own_activation():
-    gate_up = torch.randn(300, 2 * 704, device="cuda", dtype=torch.float16) * 3
-    ids = torch.randperm(300, device="cuda", dtype=torch.int32)
+@pytest.mark.parametrize("tile_rows", expert_tiles.HEIGHTS)
+def test_the_result_of_gates_and_ups_is_vllms_own_activation(tile_rows):
+    experts, hidden, intermediate, chosen = SHAPES[1]
+    _, (stack, _) = made(SHAPES[1])
+    choice = gpu_experts.random_choice(300, experts, chosen)
+    ids, _, padded = placed = experts_gpu.sorted_places(choice, experts, tile_rows)
     x, scales = experts_grouped.sorted_rows(
-        gate_up, ids, ids.new_full((1,), 300), 1, factors=ids.float().view(-1), silu=True
+        torch.randn(300, hidden, device="cuda", dtype=torch.float16) * 9, ids, padded, chosen, factors=choice.weights
     )
-    expected = torch.empty(300, 704, device="cuda", dtype=torch.float16)
-    apply_moe_activation(MoEActivation.SILU, expected, gate_up)
-    same = x == interleaved(expected[ids.long()])
+    both, result = x.new_empty(300 * chosen, 2 * intermediate), x.new_empty(len(ids), intermediate)
+    experts_grouped.product(x, None, stack.upper, stack.lower, both, *placed, tile_rows)
+    experts_grouped.product(x, None, stack.upper, stack.lower, result, *placed, tile_rows, is_gated=True)
+    expected = x.new_empty(300 * chosen, intermediate)
+    apply_moe_activation(MoEActivation.SILU, expected, both)
+    kept = (ids < len(both)) & (torch.arange(len(ids), device="cuda") < padded)
+    same = result[kept] == interleaved(expected)[ids[kept].long()]
     assert same.float().mean() > 0.999, "but for the last bit of an exponential"
-    assert torch.equal(scales, ids.float()[ids.long()])
+    assert torch.equal(scales[kept], choice.weights.flatten()[ids[kept].long()])
 
 
 def test_the_l2_fetches_whole_lines():

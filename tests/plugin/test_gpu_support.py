@@ -1,5 +1,7 @@
 """Which GPU runs what, by compute capability, and what is measured where."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from nestedfp.kernels.gpu_kernels import is_portable, multiplies_fp8, require
@@ -40,3 +42,22 @@ def test_steps_are_timed_on_a_gpu_unless_told_otherwise(given, is_cpu, measures)
 )
 def test_activations_are_quantised_where_a_product_of_fp8_by_fp8_is_an_instruction(capability, quantized):
     assert multiplies_fp8(capability) is quantized
+
+
+@pytest.mark.parametrize(
+    ("experts", "is_cpu", "engine", "nests"),
+    [
+        ("auto", False, {}, True),
+        ("auto", False, {"lora_config": object()}, False),
+        ("auto", False, {"data_parallel_size": 2}, False),
+        ("auto", True, {"lora_config": object()}, True),  # and is refused there
+        ("nested", False, {"lora_config": object()}, True),
+        ("plain", False, {}, False),
+    ],
+)
+def test_experts_are_nested_where_nothing_is_asked_that_nested_ones_lack(experts, is_cpu, engine, nests):
+    config = SimpleNamespace(
+        lora_config=engine.get("lora_config"),
+        parallel_config=SimpleNamespace(data_parallel_size=engine.get("data_parallel_size", 1)),
+    )
+    assert PluginOptions(experts=experts).nests_experts(config, is_cpu=is_cpu) is nests

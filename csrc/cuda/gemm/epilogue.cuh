@@ -9,6 +9,7 @@
 #include "cuda/gemm/ptx.cuh"
 #include "cuda/gemm/token_rows.cuh"
 #include "cuda/kernels/outlier_walk.cuh"
+#include "cuda/kernels/silu_and_mul.cuh"
 #include "format.h"
 
 namespace nestedfp::cuda {
@@ -35,7 +36,10 @@ class Epilogue {
             for (int i = 0; i < kScales; ++i) {
                 const int token = i * 128 + threadIdx.x % 128;
                 scale_[i] = scale_of(token_tile, token);
-                if constexpr (T::kExperts) row_[i] = token < T::kTokens ? output_row<T>(args_, token_tile, token) : -1;
+                if constexpr (T::kExperts) {
+                    row_[i] = token < T::kTokens ? output_row<T>(args_, token_tile, token) : -1;
+                    if (args_.experts.is_gated && row_[i] >= 0) row_[i] = token_tile * T::kTokens + token;
+                }
             }
         }
     }
@@ -172,11 +176,13 @@ class Epilogue {
         const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
         Target target;
         const TilePosition position = place_of<T>(args_, work);
-        target.first_row = (position.row_tile * T::kMulticastCtas + cta_rank_) * T::kRows + row_warpgroup_ * 64;
+        const bool is_gated = T::kExperts && args_.experts.is_gated;
+        target.first_row = first_column<T>(args_, position.row_tile) + cta_rank_ * T::kRows;
+        target.first_row += row_warpgroup_ * (is_gated ? 32 : 64);
         target.token_tile = position.token_tile;
         const int matrix = lane / 8, swizzle = lane % 8;
         target.matrix_offset = (matrix / 2 * 8 + swizzle) * 128 + ((warp * 2 + matrix % 2) ^ swizzle) * 16;
-        target.piece_offset = thread / 8 * 128 + ((thread % 8) ^ (thread / 8 % 8)) * 16;
+        target.piece_offset = thread / 8 * 128 + ((is_gated ? thread % 4 * 2 : thread % 8) ^ (thread / 8 % 8)) * 16;
         wait_once();  // the kernel before this one may still read what is overwritten
         target.bias[0] = target.bias[1] = 0;
         if (args_.bias != nullptr) {
@@ -234,12 +240,23 @@ class Epilogue {
                 v[4 * g + e] = fmaf(sum[4 * g + e], e % 2 == 0 ? scale.x : scale.y, target.bias[e / 2]);
             }
         }
-        store_matrices_transposed(to + target.matrix_offset, half2_bits(v[0], v[1]), half2_bits(v[2], v[3]),
-                                  half2_bits(v[4], v[5]), half2_bits(v[6], v[7]));
+        uint32_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = half2_bits(v[2 * i], v[2 * i + 1]);
+        if constexpr (T::kExperts) {  // every second piece is then none
+            if (args_.experts.is_gated) {
+                pairs[0] = silu_and_mul(pairs[0], pairs[1]);
+                pairs[2] = silu_and_mul(pairs[2], pairs[3]);
+            }
+        }
+        store_matrices_transposed(to + target.matrix_offset, pairs[0], pairs[1], pairs[2], pairs[3]);
     }
 
     // Stores a staged unit, 128 bytes of a token at a time.
     NESTEDFP_DEVICE void store_unit(int row, const Target& target, uint32_t from) {
+        if constexpr (T::kExperts) {
+            if (args_.experts.is_gated && threadIdx.x % 8 >= 4) return;
+        }
         if (row >= 0)
             store_outputs(args_, load_shared(from + target.piece_offset), row, target.first_row + threadIdx.x % 8 * 8);
     }

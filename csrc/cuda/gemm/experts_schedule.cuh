@@ -49,4 +49,11 @@ NESTEDFP_DEVICE TilePosition place_of(const KernelArgs& args, const Work& work) 
     }
 }
 
+// The first column of D that a row tile computes.
+template <class T>
+NESTEDFP_DEVICE int first_column(const KernelArgs& args, int row_tile) {
+    if constexpr (T::kExperts) return row_tile * (args.experts.is_gated ? T::kRows / 2 : T::kRows);
+    return row_tile * (T::kMulticastCtas * T::kRows);
+}
+
 }  // namespace nestedfp::cuda

@@ -23,6 +23,9 @@ struct ExpertRows {
     // The expert of each token tile, and the rows of all tiles.
     const int* tile_experts;
     const int* padded_rows;
+    // Of an expert's weight: gate, then up, where D is silu(gate) * up, whose rows are those of x.
+    int weight_rows;
+    bool is_gated;
 };
 
 struct KernelArgs {

@@ -51,9 +51,9 @@ NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, 
     Work work;
     while (schedule.next(work)) {
         const TilePosition place = place_of<T>(args, work);
-        int row = place.row_tile * (T::kMulticastCtas * T::kRows);
+        int row = first_column<T>(args, place.row_tile);
         if constexpr (T::kMulticastCtas == 2) row += rank * T::kRows;
-        if constexpr (T::kExperts) row += args.experts.tile_experts[place.token_tile] * args.n;
+        if constexpr (T::kExperts) row += args.experts.tile_experts[place.token_tile] * args.experts.weight_rows;
         int slice = work.first_step * T::kKWarpgroups;
         const uint8_t* lower[T::kRowWarpgroups];
 #pragma unroll
@@ -66,13 +66,22 @@ NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, 
             const uint32_t stage = stages + T::kWeightsOffset + ring.stage * T::kWeightStageBytes;
             const uint32_t barrier = stages + T::kWeightsFull + ring.stage * 8;
             barrier_wait(stages + T::kWeightsEmpty + ring.stage * 8, ring.phase);
-            if (operand == 1 || T::kExperts) {  // experts' lower plane is a matrix as well
+            if constexpr (T::kExperts) {  // whose lower plane is a matrix as well
                 const CUtensorMap* const map = operand == 1 ? &upper_map : &lower_map;
                 const uint32_t to = operand == 1 ? stage : stage + T::kLowerOffset;
+                barrier_arrive_expect(barrier, T::kUpperBytes);
+                if (args.experts.is_gated) {
+#pragma unroll
+                    for (int i = 0; i < T::kRows / 128; ++i)
+                        load_box_5d(to + i * 8192, map, barrier, slice * 64, row + i * 64, args.weight_policy);
+                } else {
+                    load_box(to, map, barrier, slice * 64, row, args.weight_policy);
+                }
+            } else if (operand == 1) {
                 barrier_arrive_expect(barrier, T::kKWarpgroups * T::kUpperBytes);
 #pragma unroll
                 for (int i = 0; i < T::kKWarpgroups; ++i) {
-                    load_box(to + i * T::kUpperBytes, map, barrier, (slice + i) * T::kSliceCols, row,
+                    load_box(stage + i * T::kUpperBytes, &upper_map, barrier, (slice + i) * T::kSliceCols, row,
                              args.weight_policy);
                 }
             } else {

@@ -69,7 +69,16 @@ NESTEDFP_DEVICE void load_box(uint32_t to, const CUtensorMap* map, uint32_t barr
         : "memory");
 }
 
-// The same, multicast to both CTAs of a cluster of two: to the same place and the barrier of each.
+// The same of a map of five dimensions, at the begin of the last three.
+NESTEDFP_DEVICE void load_box_5d(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %6, %6, %6}], [%2], %5;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy), "r"(0)
+        : "memory");
+}
+
+// Of two dimensions, multicast to both CTAs of a cluster of two: to the same place and the barrier of each.
 NESTEDFP_DEVICE void load_box_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y,
                                         uint64_t policy) {
     asm volatile(

@@ -26,9 +26,9 @@ template <int... Tile>
 cudaError_t prepare_mixed();
 template <int... Tile>
 cudaError_t launch_mixed(const MixedKernelArgs&, bool pdl, cudaStream_t);
-template <int Tokens, int BlocksPerSm>
+template <int RowWarpgroups, int Tokens>
 cudaError_t prepare_experts();
-template <int Tokens, int BlocksPerSm>
+template <int RowWarpgroups, int Tokens>
 cudaError_t launch_experts(const ExpertsKernelArgs&, cudaStream_t);
 
 namespace {
@@ -57,13 +57,16 @@ constexpr struct {
     cudaError_t (*prepare)();
     cudaError_t (*launch)(const ExpertsKernelArgs&, cudaStream_t);
 } kExpertsTiles[] = {
-#define NESTEDFP_EXPERTS_TILE(tokens, blocks) \
-    {{Precision::kFp16, 2, 1, tokens, blocks, 1}, &prepare_experts<tokens, blocks>, &launch_experts<tokens, blocks>},
+#define NESTEDFP_EXPERTS_TILE(row_warpgroups, tokens)     \
+    {{Precision::kFp16, row_warpgroups, 1, tokens, 1, 1}, \
+     &prepare_experts<row_warpgroups, tokens>,            \
+     &launch_experts<row_warpgroups, tokens>},
 #include "cuda/experts_tiles.inc"
 #undef NESTEDFP_EXPERTS_TILE
 };
 
-constexpr int kExpertsRasterGroup = 4;  // token tiles: of 2 to 16 the fastest, by a little
+// Token tiles: of 1 to 16 the fastest, by a little. Tiles of 4 row warpgroups are for experts that have one each.
+constexpr int kExpertsRasterGroup = 4, kOneTileRasterGroup = 1;
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
@@ -86,6 +89,9 @@ struct Matrix {
     int64_t box_cols, box_rows;
     // Boxes of 64 bytes a row that wgmmas read; those of 128 bytes are swizzled in any case.
     int64_t is_swizzled = 0;
+    // Rows from a gate's to its up, or 0. A box then has the rows of 64 gates and their ups, by eights in turn, in the
+    // order that makes their results interleaved as activations are (kernels/experts_grouped.py).
+    int64_t gate_rows = 0;
 
     std::string_view bytes() const { return {reinterpret_cast<const char*>(this), sizeof(*this)}; }
     bool operator==(const Matrix& other) const { return bytes() == other.bytes(); }
@@ -99,17 +105,24 @@ struct MatrixHash {
 bool encode(CUtensorMap* map, const Matrix& matrix) {
     const EncodeTiled function = encode_tiled();
     if (function == nullptr) return false;
-    const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(matrix.cols), static_cast<cuuint64_t>(matrix.rows)};
-    const cuuint64_t pitches[1] = {static_cast<cuuint64_t>(matrix.pitch_bytes)};
-    const cuuint32_t box[2] = {static_cast<cuuint32_t>(matrix.box_cols), static_cast<cuuint32_t>(matrix.box_rows)};
-    const cuuint32_t element_strides[2] = {1, 1};
+    const bool is_gated = matrix.gate_rows > 0;
+    const auto cols = static_cast<cuuint64_t>(matrix.cols),
+               rows = static_cast<cuuint64_t>(matrix.rows - matrix.gate_rows);
+    const auto pitch = static_cast<cuuint64_t>(matrix.pitch_bytes), gates = static_cast<cuuint64_t>(matrix.gate_rows);
+    // Of gates: columns; neighbours in a pair, threads, gate and up, and steps and halves.
+    const cuuint64_t sizes[5] = {cols, rows, 4, 2, 8};
+    const cuuint64_t pitches[4] = {pitch, 16 * pitch, gates * pitch, 2 * pitch};
+    const cuuint32_t box[5] = {static_cast<cuuint32_t>(matrix.box_cols),
+                               is_gated ? 2 : static_cast<cuuint32_t>(matrix.box_rows), 4, 2, 8};
+    const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
     const int64_t row_bytes = matrix.box_cols * matrix.element_bytes;
     const CUtensorMapSwizzle swizzle = row_bytes == 128          ? CU_TENSOR_MAP_SWIZZLE_128B
                                        : matrix.is_swizzled != 0 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                                  : CU_TENSOR_MAP_SWIZZLE_NONE;
-    return function(map, matrix.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
-                    const_cast<void*>(matrix.data), sizes, pitches, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return function(map, matrix.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                    is_gated ? 5 : 2, const_cast<void*>(matrix.data), sizes, pitches, box, element_strides,
+                    CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 // The map of a matrix, or null. A map depends on nothing but the matrix, address included, so those of the weights, and
@@ -259,12 +272,12 @@ int run_experts(const ExpertsDesc& desc, const ExpertsArgs& args, int num_sms, c
         return cudaErrorInvalidValue;
     }
     const Tile& tile = found->tile;
-    const int64_t rows_of_all = desc.experts * desc.n;
+    const int64_t rows_of_all = desc.experts * desc.n, gates = desc.is_gated ? desc.n / 2 : 0;
     ExpertsKernelArgs made{};
     const std::pair<CUtensorMap*, Matrix> maps[] = {
         {&made.x_map, {args.x, 2, desc.k, desc.rows, desc.k * 2, 64, tile.box_tokens()}},
-        {&made.upper_map, {args.upper, 1, desc.k, rows_of_all, desc.k, 64, tile.rows()}},
-        {&made.lower_map, {args.lower, 1, desc.k, rows_of_all, desc.k, 64, tile.rows()}},
+        {&made.upper_map, {args.upper, 1, desc.k, rows_of_all, desc.k, 64, tile.rows(), 0, gates}},
+        {&made.lower_map, {args.lower, 1, desc.k, rows_of_all, desc.k, 64, tile.rows(), 0, gates}},
     };
     for (const auto& [to, matrix] : maps) {
         const CUtensorMap* const map = tensor_map(matrix);
@@ -277,12 +290,13 @@ int run_experts(const ExpertsDesc& desc, const ExpertsArgs& args, int num_sms, c
     KernelArgs& gemm = made.gemm;
     gemm.token_scale = args.scales;
     gemm.out = static_cast<__half*>(args.out);
-    gemm.n = static_cast<int>(desc.n);
-    gemm.experts = {args.row_ids, static_cast<int>(desc.valid), args.tile_experts, args.padded_rows};
+    gemm.n = static_cast<int>(desc.is_gated ? gates : desc.n);
+    gemm.experts = {args.row_ids,     static_cast<int>(desc.valid), args.tile_experts,
+                    args.padded_rows, static_cast<int>(desc.n),     desc.is_gated};
     gemm.x_policy = gemm.weight_policy = kEvictNormal;
     GemmPlan& plan = gemm.plan;
     plan.row_tiles = static_cast<int>((desc.n + tile.rows() - 1) / tile.rows());
-    plan.raster_group = kExpertsRasterGroup;
+    plan.raster_group = tile.row_warpgroups == 4 ? kOneTileRasterGroup : kExpertsRasterGroup;
     plan.raster_group_tiles = plan.raster_group * plan.row_tiles;
     plan.steps = static_cast<int>((desc.k + tile.step() - 1) / tile.step());
     plan.cluster = 1;

@@ -65,6 +65,9 @@ struct ExpertsDesc {
     int64_t rows, valid, token_tiles;
     // The tokens of a compiled tile (experts_tiles.inc).
     int64_t tile_rows;
+    // The weights are gate, then up, and out is silu(gate) * up as x of the next product: [rows, N / 2], N / 2 a
+    // multiple of 64.
+    bool is_gated;
 };
 
 struct ExpertsArgs {
@@ -75,7 +78,7 @@ struct ExpertsArgs {
     // [experts, N, K], in order of K. lower: residuals plus 127.
     const uint8_t* upper;
     const uint8_t* lower;
-    // [valid, N] FP16.
+    // [valid, N] FP16, where not gated.
     void* out;
     // As ExpertRows has them (gemm/kernel_args.h).
     const int* row_ids;

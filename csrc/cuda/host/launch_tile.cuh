@@ -53,19 +53,19 @@ cudaError_t launch_mixed(const MixedKernelArgs& args, bool pdl, cudaStream_t str
 }
 
 // And of the products of experts.
-template <int Tokens, int BlocksPerSm>
-using ExpertsTraits = TileTraits<Precision::kFp16, 2, 1, Tokens, BlocksPerSm, 1, true>;
+template <int RowWarpgroups, int Tokens>
+using ExpertsTraits = TileTraits<Precision::kFp16, RowWarpgroups, 1, Tokens, 1, 1, true>;
 
-template <int Tokens, int BlocksPerSm>
+template <int RowWarpgroups, int Tokens>
 cudaError_t prepare_experts() {
-    using T = ExpertsTraits<Tokens, BlocksPerSm>;
+    using T = ExpertsTraits<RowWarpgroups, Tokens>;
     return cudaFuncSetAttribute(experts_sm90<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
 }
 
-template <int Tokens, int BlocksPerSm>
+template <int RowWarpgroups, int Tokens>
 cudaError_t launch_experts(const ExpertsKernelArgs& args, cudaStream_t stream) {
-    using T = ExpertsTraits<Tokens, BlocksPerSm>;
-    return launch_kernel(experts_sm90<T>, Launch{args.gemm.plan.blocks, T::kThreads, T::kSharedBytes, 1, false, stream},
+    using T = ExpertsTraits<RowWarpgroups, Tokens>;
+    return launch_kernel(experts_sm90<T>, Launch{args.gemm.plan.blocks, T::kThreads, T::kSharedBytes, 1, true, stream},
                          args);
 }
 

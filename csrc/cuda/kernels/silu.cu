@@ -1,7 +1,5 @@
-// silu(gate) * up of a token, written as FP16 or as E4M3 codes with a scale. The arithmetic is that of vLLM's compiled
-// silu_and_mul: silu in FP32 with the processor's own exponential and reciprocal, whose last bits are not exact,
-// rounded to FP16, times up in FP16. Codes are made from that FP16 result, so they are those that quantize.cu would
-// make of it.
+// silu(gate) * up of a token, written as FP16 or as E4M3 codes with a scale. Codes are made from the FP16 result, so
+// they are those that quantize.cu would make of it.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -10,16 +8,10 @@
 #include "cuda/kernels/launch_rows.h"
 #include "cuda/kernels/layout.h"
 #include "cuda/kernels/row_codes.cuh"
+#include "cuda/kernels/silu_and_mul.cuh"
 
 namespace nestedfp::cuda {
 namespace {
-
-NESTEDFP_DEVICE float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
-
-NESTEDFP_DEVICE uint32_t silu_and_mul(uint32_t gate, uint32_t up) {
-    const float2 x = __half22float2(halves_of(gate));
-    return word_of(__hmul2_rn(__floats2half2_rn(silu(x.x), silu(x.y)), halves_of(up)));
-}
 
 // x: [M, 2 * K], gate then up.
 template <int Chunks, CarrierRows Kind>

@@ -104,11 +104,11 @@ class NestedFPConfig(QuantizationConfig):
 
         options = PluginOptions.of(get_current_vllm_config())
         plain = self._stays_plain(layer, prefix)
-        if not plain and experts.why_plain(layer, options) is None:  # all experts of a layer are chosen as one
+        if not plain and experts.why_plain(layer) is None:  # all experts of a layer are chosen as one
             layer.nestedfp_exact = self._stays_exact(options, f"{prefix}.0.up_proj")
         if self.stored and not plain:  # even where they are served plain, their planes have to be joined
             return experts.StoredNestedExperts(layer, prefix)
-        if plain or experts.why_plain(layer, options):
+        if plain or experts.why_plain(layer):
             return UnquantizedFusedMoEMethod(layer.moe_config)
         return experts.OnlineNestedExperts(layer, prefix)
 

@@ -33,12 +33,13 @@ logger = init_logger("vllm.nestedfp")
 GPU_MULTIPLE = 64  # of the columns and rows of an expert's matrices
 
 
-def why_plain(layer: RoutedExperts, options: PluginOptions) -> str | None:
+def why_plain(layer: RoutedExperts) -> str | None:
     """Return why a layer's experts stay plain FP16; None: they are nested."""
-    config = layer.moe_config
+    config, engine = layer.moe_config, get_current_vllm_config()
+    options = PluginOptions.of(engine)
     if getattr(layer, "nestedfp_exact", False):
         return "fp8_layers leaves them out"
-    if options.experts == "plain" or (options.experts == "auto" and not current_platform.is_cpu()):
+    if not options.nests_experts(engine, is_cpu=current_platform.is_cpu()):
         return f"experts={options.experts!r}"
     if config.has_bias or not config.is_act_and_mul or layer.activation.value not in experts_cpu.ACTIVATIONS:
         return f"no kernel for biases or the activation {layer.activation.value}"
@@ -65,7 +66,7 @@ class NestedExpertsBase(FusedMoEMethodBase):
         super().__init__(layer.moe_config)
         options = PluginOptions.of(get_current_vllm_config())
         self.prefix = prefix
-        self.why_plain = why_plain(layer, options)
+        self.why_plain = why_plain(layer)
         if self.why_plain and options.experts == "nested":
             raise ValueError(f"{prefix}: experts='nested' cannot be: {self.why_plain}; leave the option out")
         self.quantize_activations = options.quantize_activations

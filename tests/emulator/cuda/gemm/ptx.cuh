@@ -35,6 +35,11 @@ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int 
     emulator::load_box(to, *map, barrier, x, y, 1);
 }
 
+inline void load_box_5d(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y, uint64_t) {
+    if (map->rank != 5) emulator::fail("a box of five dimensions of a map of others");
+    emulator::load_box(to, *map, barrier, x, y, 1);
+}
+
 inline void load_box_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y, uint64_t) {
     emulator::load_box(to, *map, barrier, x, y, 2);
 }
