@@ -68,7 +68,7 @@ STABLE_TORCH_LIBRARY(nestedfp, m) {
     m.def("quantize_rows(Tensor x) -> (Tensor codes, Tensor scales)");
     m.def(
         "experts_product(Tensor(a!) out, Tensor x, Tensor upper, Tensor lower, Tensor? scales, Tensor row_ids, "
-        "Tensor tile_experts, Tensor padded_rows, int tile_rows, bool is_gated) -> ()");
+        "Tensor tile_experts, Tensor padded_rows, int valid, int tile_rows, bool is_gated) -> ()");
     m.def("set_mode(int mode) -> ()");
     m.def("set_mixed(Tensor is_exact) -> ()");
     m.def("get_mode() -> int");

@@ -89,7 +89,7 @@ class EngineSection(FrozenModel):
     whole_graph_tokens: Annotated[int, Field(ge=0)] = 512
     # Norms and activations write what the linear layers read; auto: on Hopper.
     fused_quantiser: Literal["auto", "never"] = "auto"
-    experts: Literal["auto", "nested", "plain"] = "auto"  # of a mixture; auto: nested, FP16 with adapters
+    experts: Literal["auto", "nested", "plain"] = "auto"  # of a mixture; auto: nested on a CPU and a Hopper
     mixed_steps: bool = True  # steps may hold exact and fast requests, where the engine can run such steps
     # Which layers fast steps compute in FP8: all, mlp (all but attention), or patterns of their names.
     fp8_layers: str | list[str] = ALL_LAYERS

@@ -112,7 +112,14 @@ def products(
 
         def launch() -> None:
             experts_grouped.product(
-                *(of_down or rows()), stack.upper, stack.lower, out, *placed, tiles, is_gated=not is_down
+                *(of_down or rows()),
+                stack.upper,
+                stack.lower,
+                out,
+                *placed,
+                len(x) * chosen,
+                tiles,
+                is_gated=not is_down,
             )
 
         return launch

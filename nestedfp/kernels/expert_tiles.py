@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil, inf, sqrt
 
-LONG_K = 4096  # from which on a step of 256 is faster for few rows
+SHORT_K, LONG_K = 2048, 4096  # of few rows: below it fewer stages are faster, from it on steps of 256
 NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 
 
@@ -18,7 +18,8 @@ def _tiles(*values: int) -> dict[str, int]:
 
 # Names say how many rows a tile has.
 EXACT_16, EXACT_16_LONG = _tiles(16, 32, 128, 1, 4, 5), _tiles(16, 32, 256, 1, 4, 3)
-EXACT = (EXACT_16, EXACT_16_LONG)
+EXACT_16_SHORT = EXACT_16 | {"num_stages": 4}
+EXACT = (EXACT_16_SHORT, EXACT_16, EXACT_16_LONG)
 FAST_16, FAST_16_LONG = _tiles(16, 64, 128, 1, 4, 4), _tiles(16, 64, 256, 1, 4, 4)
 FAST_32, FAST_64 = _tiles(32, 64, 128, 1, 4, 3), _tiles(64, 128, 128, 16, 4, 3)
 FAST_128 = _tiles(128, 256, 128, 16, 8, 4)
@@ -31,7 +32,7 @@ FAST_BY_ROWS = ((24, FAST_32), (70, FAST_64), (400, FAST_128), (inf, FAST_128_MA
 
 HEIGHTS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 288)  # of grouped tiles (csrc/cuda/experts_tiles.inc)
 # A tile costs as much as its rows and so many more. It should hold the rows of an expert that has this many standard deviations
-# more than the mean, of a Poisson distribution: hardly any then needs a tile of its own for a few rows.
+# more than the mean, of a Poisson distribution: one of twenty then needs a tile more.
 ROWS_OF_A_TILE, DEVIATIONS = 40, 1.6
 
 
@@ -48,7 +49,7 @@ def exact(rows: float, ks: Sequence[int]) -> list[dict[str, int]] | int:
         ks: columns of the weights of each product, multiples of 64.
     """
     if rows <= FEW:
-        return [EXACT_16_LONG if k >= LONG_K else EXACT_16 for k in ks]
+        return [EXACT_16_LONG if k >= LONG_K else EXACT_16_SHORT if k < SHORT_K else EXACT_16 for k in ks]
     return _height(rows)
 
 

@@ -99,6 +99,7 @@ def product(
     sorted_ids: torch.Tensor,
     expert_ids: torch.Tensor,
     padded: torch.Tensor,
+    valid: int,
     tile_rows: int,
     *,
     is_gated: bool = False,
@@ -110,6 +111,8 @@ def product(
         upper, lower: [experts, n, k] uint8, contiguous; lower from ``experts_triton.recode``.
         out: [rows, n] float16, contiguous; gated, [len(sorted_ids), n // 2], which is ``x`` of the next product.
         sorted_ids, expert_ids, padded: from ``moe_align_block_size`` for tiles of ``tile_rows``, without experts of other ranks.
+            The kernel in front must not write them, nor be launched before its own predecessor's end.
+        valid: of ``sorted_ids``, those from here on fill up tiles.
         tile_rows: of ``expert_tiles.HEIGHTS``.
         is_gated: the weights are gate, then up, n // 2 a multiple of 64, and the result is silu(gate) * up, rounded as vLLM's
             operator rounds it.
@@ -118,7 +121,7 @@ def product(
         RuntimeError: for tensors of other shapes or dtypes, or a GPU that is not of compute capability 9.0.
     """
     torch.ops.nestedfp.experts_product(
-        out, x, upper, lower, scales, sorted_ids, expert_ids, padded, tile_rows, is_gated
+        out, x, upper, lower, scales, sorted_ids, expert_ids, padded, valid, tile_rows, is_gated
     )
 
 

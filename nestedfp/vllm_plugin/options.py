@@ -34,8 +34,8 @@ class PluginOptions:
 
     Attributes:
         experts: whether the experts of a mixture (MoE) are nested or stay plain FP16 in both classes; "auto": nested, but plain on a
-            GPU with adapters or data-parallel ranks. Those without a kernel here (biases, an activation that is neither SiLU
-            nor GELU) are always plain.
+            GPU with what nested ones lack: adapters, data-parallel ranks, balancing of experts (EPLB). Those without a kernel here
+            (biases, an activation that is neither SiLU nor GELU, another GPU than Hopper) are always plain.
         quantize_activations: FP8 steps on a CPU also round the activations of each token to E4M3, as a GPU does, so
             that the quality of the GPU's FP8 mode can be judged without one. Slower; off by default.
         step_costs: whether the worker times its steps in both precisions when it starts, so that ``auto`` can leave FP8
@@ -85,8 +85,9 @@ class PluginOptions:
 
     def nests_experts(self, config: "VllmConfig", *, is_cpu: bool) -> bool:
         """Return whether experts are nested that have a kernel."""
-        is_served_with_them = is_cpu or (config.lora_config is None and config.parallel_config.data_parallel_size == 1)
-        return self.experts == "nested" or (self.experts == "auto" and is_served_with_them)
+        parallel = config.parallel_config
+        asks_more = config.lora_config is not None or parallel.data_parallel_size > 1 or parallel.enable_eplb
+        return self.experts == "nested" or (self.experts == "auto" and (is_cpu or not asks_more))
 
     @classmethod
     def of(cls, config: "VllmConfig") -> "PluginOptions":

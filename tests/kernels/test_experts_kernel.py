@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nestedfp.format import split
-from nestedfp.kernels import expert_tiles, experts_triton
+from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton's own advice
 
@@ -44,8 +44,9 @@ def test_the_instructions_of_the_decoder_join_every_weight_beside_any_other():
 def compiled(kernel, constants):
     pointers = dict.fromkeys(("sorted_ids_ptr", "expert_ids_ptr", "padded_ptr"), "*i32")
     pointers |= {"a_ptr": "*fp16", "c_ptr": "*fp16", "upper_ptr": "*u8", "lower_ptr": "*u8", "weights_ptr": "*fp32"}
+    pointers |= {"factors_ptr": "*fp32", "scales_ptr": "*fp32", "ids_ptr": "*i32", "x_ptr": "*i32"}
     names = kernel.arg_names
-    aligned = (*pointers, "N", "K", "stride_am", "stride_be", "stride_bn", "stride_cm")
+    aligned = {*pointers, "N", "K", "stride_am", "stride_be", "stride_bn", "stride_cm", "words"} & set(names)
     source = ASTSource(
         kernel,
         signature={name: pointers.get(name, "constexpr" if name in constants else "i32") for name in names},
@@ -64,6 +65,11 @@ def test_it_compiles_for_hopper_with_six_instructions_for_four_weights():
     weights_per_thread = 64 * 64 // 128
     assert ptx.count("lop3.b32 c") + ptx.count("lop3.b32 d") == weights_per_thread // 2
     assert "mma.sync" in ptx, "on tensor cores"
+
+
+def test_the_kernel_that_sorts_rows_lets_the_product_begin():
+    constants = {"TOP_K": 8, "HAS_FACTORS": True, "PDL": True, "BLOCK": 1024}
+    assert "griddepcontrol.launch_dependents" in compiled(experts_grouped.rows_kernel, constants).asm["ptx"]
 
 
 def test_the_order_of_activations_is_that_of_the_joined_weights():

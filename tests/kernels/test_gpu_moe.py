@@ -58,7 +58,7 @@ def test_every_weight_within_the_range_is_joined_at_every_place(rows):
     if isinstance(tiles, int):
         placed = experts_gpu.sorted_places(choice, experts, tiles)
         of_rows = experts_grouped.sorted_rows(a, placed[0], placed[2], experts)
-        experts_grouped.product(*of_rows, *planes, c.view(-1, n), *placed, tiles)
+        experts_grouped.product(*of_rows, *planes, c.view(-1, n), *placed, len(a) * experts, tiles)
     else:
         (tiles,) = tiles
         experts_triton.product(a, *planes, c, None, *experts_gpu.places(choice, experts, tiles), experts, tiles)
@@ -133,14 +133,15 @@ def test_the_result_of_gates_and_ups_is_vllms_own_activation(tile_rows):
     x, scales = experts_grouped.sorted_rows(
         torch.randn(300, hidden, device="cuda", dtype=torch.float16) * 9, ids, padded, chosen, factors=choice.weights
     )
-    both, result = x.new_empty(300 * chosen, 2 * intermediate), x.new_empty(len(ids), intermediate)
-    experts_grouped.product(x, None, stack.upper, stack.lower, both, *placed, tile_rows)
-    experts_grouped.product(x, None, stack.upper, stack.lower, result, *placed, tile_rows, is_gated=True)
+    both, result = x.new_empty(300 * chosen, 2 * intermediate), x.new_full((len(ids), intermediate), torch.nan)
+    experts_grouped.product(x, None, stack.upper, stack.lower, both, *placed, len(both), tile_rows)
+    experts_grouped.product(x, None, stack.upper, stack.lower, result, *placed, len(both), tile_rows, is_gated=True)
     expected = x.new_empty(300 * chosen, intermediate)
     apply_moe_activation(MoEActivation.SILU, expected, both)
     kept = (ids < len(both)) & (torch.arange(len(ids), device="cuda") < padded)
     same = result[kept] == interleaved(expected)[ids[kept].long()]
     assert same.float().mean() > 0.999, "but for the last bit of an exponential"
+    assert result[~kept].isnan().all(), "what fills up a tile stays as it is"
     assert torch.equal(scales[kept], choice.weights.flatten()[ids[kept].long()])
 
 
@@ -219,7 +220,7 @@ def test_an_engine_serves_both_classes_with_nested_experts(ranks, tmp_path):
         "gpu_memory_utilization": 0.3,
         **dict(zip(("tensor_parallel_size", "enable_expert_parallel"), ranks, strict=True)),
     }
-    nested = {**common, "quantization": "nestedfp", "additional_config": {"nestedfp": {"experts": "nested"}}}
+    nested = {**common, "quantization": "nestedfp"}
     plain = {"engines": [common], "runs": runs[:1], "nested": False}
     ((exact, fast, pinned, again),) = run_json("engine_scenario.py", {"engines": [nested], "runs": runs})["engines"]
     ((reference,),) = run_json("engine_scenario.py", plain)["engines"]

@@ -50,6 +50,7 @@ def test_activations_are_quantised_where_a_product_of_fp8_by_fp8_is_an_instructi
         ("auto", False, {}, True),
         ("auto", False, {"lora_config": object()}, False),
         ("auto", False, {"data_parallel_size": 2}, False),
+        ("auto", False, {"enable_eplb": True}, False),
         ("auto", True, {"lora_config": object()}, True),  # and is refused there
         ("nested", False, {"lora_config": object()}, True),
         ("plain", False, {}, False),
@@ -58,6 +59,6 @@ def test_activations_are_quantised_where_a_product_of_fp8_by_fp8_is_an_instructi
 def test_experts_are_nested_where_nothing_is_asked_that_nested_ones_lack(experts, is_cpu, engine, nests):
     config = SimpleNamespace(
         lora_config=engine.get("lora_config"),
-        parallel_config=SimpleNamespace(data_parallel_size=engine.get("data_parallel_size", 1)),
+        parallel_config=SimpleNamespace(**{"data_parallel_size": 1, "enable_eplb": False, **engine}),
     )
     assert PluginOptions(experts=experts).nests_experts(config, is_cpu=is_cpu) is nests

@@ -73,7 +73,7 @@ NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, 
                 if (args.experts.is_gated) {
 #pragma unroll
                     for (int i = 0; i < T::kRows / 128; ++i)
-                        load_box_5d(to + i * 8192, map, barrier, slice * 64, row + i * 64, args.weight_policy);
+                        load_box_5d(to + i * 128 * 64, map, barrier, slice * 64, row + i * 64, args.weight_policy);
                 } else {
                     load_box(to, map, barrier, slice * 64, row, args.weight_policy);
                 }

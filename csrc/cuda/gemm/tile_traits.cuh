@@ -15,7 +15,8 @@ struct TileTraits {
     static_assert(Tokens % 16 == 0 && Tokens <= 320, "that the epilogue can store and the registers hold");
     static constexpr int kExact = 0;           // not mixed (mixed_sm90.cuh)
     static constexpr bool kExperts = Experts;  // experts_sm90 in gemm_sm90.cuh
-    static_assert(kFp16 || !Experts);
+    // A box of gates and ups has 128 rows.
+    static_assert(!Experts || (kFp16 && RowWarpgroups % 2 == 0 && KWarpgroups == 1 && MulticastCtas == 1));
     static constexpr bool kIsScaled = !kFp16 || Experts;
     static constexpr int kBlocksPerSm = BlocksPerSm;
     static constexpr int kMulticastCtas = MulticastCtas;

@@ -65,8 +65,8 @@ constexpr struct {
 #undef NESTEDFP_EXPERTS_TILE
 };
 
-// Token tiles: of 1 to 16 the fastest, by a little. Tiles of 4 row warpgroups are for experts that have one each.
-constexpr int kExpertsRasterGroup = 4, kOneTileRasterGroup = 1;
+// Token tiles, by a little the fastest; where tiles are narrow, an expert has one, which shares its weights with none.
+constexpr int kExpertsRasterGroup = 4, kNarrowRasterGroup = 1;
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
@@ -109,7 +109,7 @@ bool encode(CUtensorMap* map, const Matrix& matrix) {
     const auto cols = static_cast<cuuint64_t>(matrix.cols),
                rows = static_cast<cuuint64_t>(matrix.rows - matrix.gate_rows);
     const auto pitch = static_cast<cuuint64_t>(matrix.pitch_bytes), gates = static_cast<cuuint64_t>(matrix.gate_rows);
-    // Of gates: columns; neighbours in a pair, threads, gate and up, and steps and halves.
+    // Of gates: columns; neighbours in a pair, threads, gate and up, and steps and halves. They overlap in memory.
     const cuuint64_t sizes[5] = {cols, rows, 4, 2, 8};
     const cuuint64_t pitches[4] = {pitch, 16 * pitch, gates * pitch, 2 * pitch};
     const cuuint32_t box[5] = {static_cast<cuuint32_t>(matrix.box_cols),
@@ -282,7 +282,7 @@ int run_experts(const ExpertsDesc& desc, const ExpertsArgs& args, int num_sms, c
     for (const auto& [to, matrix] : maps) {
         const CUtensorMap* const map = tensor_map(matrix);
         if (map == nullptr) {
-            *message = "x and the planes must be aligned to 16 bytes";
+            *message = "x and the planes must be aligned to 16 bytes, or the driver has no map for them";
             return cudaErrorInvalidValue;
         }
         *to = *map;
@@ -296,7 +296,7 @@ int run_experts(const ExpertsDesc& desc, const ExpertsArgs& args, int num_sms, c
     gemm.x_policy = gemm.weight_policy = kEvictNormal;
     GemmPlan& plan = gemm.plan;
     plan.row_tiles = static_cast<int>((desc.n + tile.rows() - 1) / tile.rows());
-    plan.raster_group = tile.row_warpgroups == 4 ? kOneTileRasterGroup : kExpertsRasterGroup;
+    plan.raster_group = tile.row_warpgroups == 4 ? kNarrowRasterGroup : kExpertsRasterGroup;
     plan.raster_group_tiles = plan.raster_group * plan.row_tiles;
     plan.steps = static_cast<int>((desc.k + tile.step() - 1) / tile.step());
     plan.cluster = 1;

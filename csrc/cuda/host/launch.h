@@ -61,7 +61,7 @@ int run_mixed(const MixedDesc& desc, const MixedConfig& config, const GemmArgs& 
 // The products of experts with the rows that chose them.
 struct ExpertsDesc {
     int64_t experts, n, k;
-    // Rows of x, of out, and token tiles at most.
+    // Rows of x, those that do not fill up tiles, and token tiles at most.
     int64_t rows, valid, token_tiles;
     // The tokens of a compiled tile (experts_tiles.inc).
     int64_t tile_rows;
@@ -80,7 +80,8 @@ struct ExpertsArgs {
     const uint8_t* lower;
     // [valid, N] FP16, where not gated.
     void* out;
-    // As ExpertRows has them (gemm/kernel_args.h).
+    // As ExpertRows has them (gemm/kernel_args.h). Tiles and rows are read while the kernel before this one may still
+    // run: it must not write them.
     const int* row_ids;
     const int* tile_experts;
     const int* padded_rows;

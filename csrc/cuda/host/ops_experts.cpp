@@ -8,7 +8,7 @@ namespace nestedfp::cuda {
 namespace {
 
 void experts_product(Tensor out, Tensor x, Tensor upper, Tensor lower, std::optional<Tensor> scales, Tensor row_ids,
-                     Tensor tile_experts, Tensor padded_rows, int64_t tile_rows, bool is_gated) {
+                     Tensor tile_experts, Tensor padded_rows, int64_t valid, int64_t tile_rows, bool is_gated) {
     const char* const op = "nestedfp::experts_product";
     const Device device(op, "x", x);
     STD_TORCH_CHECK(!device.traits().is_portable(), op, ": expected a GPU of compute capability 9.0");
@@ -18,8 +18,8 @@ void experts_product(Tensor out, Tensor x, Tensor upper, Tensor lower, std::opti
     const int64_t experts = upper.size(0), n = upper.size(1), k = upper.size(2), rows = row_ids.numel();
     STD_TORCH_CHECK(!is_gated || n % 128 == 0, op, ": expected 64 or a multiple of it gates, got planes of shape ",
                     shape_of(upper));
-    STD_TORCH_CHECK(experts * n < (int64_t{1} << 31), op, ": expected less than 2^31 rows of all experts, got ",
-                    shape_of(upper));
+    STD_TORCH_CHECK(experts * n > 0 && experts * n < (int64_t{1} << 31), op,
+                    ": expected at least one row of all experts and less than 2^31, got ", shape_of(upper));
     check_plane(op, "lower", lower, device);
     check_same_shape(op, "lower", lower, upper);
     const auto check_list = [&](const char* name, const Tensor& list, ScalarType type) {
@@ -34,14 +34,16 @@ void experts_product(Tensor out, Tensor x, Tensor upper, Tensor lower, std::opti
     check_list("padded_rows", padded_rows, ScalarType::Int);
     check_vector(op, "padded_rows", padded_rows, 1);
     check_shape(op, "x", x, rows, k);
-    check_shape(op, "out", out, is_gated ? rows : out.size(0), is_gated ? n / 2 : n);
+    check_shape(op, "out", out, is_gated ? rows : valid, is_gated ? n / 2 : n);
+    STD_TORCH_CHECK(tile_experts.numel() * tile_rows >= rows, op, ": expected the expert of every ", tile_rows, " of ",
+                    rows, " rows, got ", tile_experts.numel());
     if (scales.has_value()) {
         check_list("scales", *scales, ScalarType::Float);
         check_vector(op, "scales", *scales, rows);
     }
-    if (rows == 0 || out.size(0) == 0) return;
+    if (rows == 0 || valid == 0) return;
     prepare_once(op, device);
-    const ExpertsDesc desc{experts, n, k, rows, out.size(0), tile_experts.numel(), tile_rows, is_gated};
+    const ExpertsDesc desc{experts, n, k, rows, valid, tile_experts.numel(), tile_rows, is_gated};
     const ExpertsArgs args{x.const_data_ptr(),
                            scales.has_value() ? const_data<float>(*scales) : nullptr,
                            const_data<uint8_t>(upper),

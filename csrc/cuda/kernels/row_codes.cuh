@@ -11,6 +11,7 @@
 
 #include "activations.h"
 #include "cuda/device.h"
+#include "cuda/kernels/half_words.cuh"
 #include "cuda/kernels/layout.h"
 #include "cuda/kernels/row_part.cuh"
 
@@ -21,18 +22,6 @@ static_assert(kCarrierColumns == kBlockCols, "a row of codes in a carrier is a r
 inline constexpr uint32_t kInfinityBits = 0x7c00;
 
 NESTEDFP_DEVICE uint32_t max_halves(uint32_t a, uint32_t b) { return __vmaxu2(a, b & 0x7fff7fff); }
-
-// Two neighbouring columns as a word, and back.
-NESTEDFP_DEVICE __half2 halves_of(uint32_t word) {
-    __half2 pair;
-    memcpy(&pair, &word, sizeof(pair));
-    return pair;
-}
-NESTEDFP_DEVICE uint32_t word_of(__half2 pair) {
-    uint32_t word;
-    memcpy(&word, &pair, sizeof(word));
-    return word;
-}
 
 // x / divisor, rounded as a division is, in three instructions: the product with the rounded inverse and one step of
 // Newton's. For every FP16 number and every scale that a token with such a number can have

@@ -4,7 +4,7 @@
 
 #include <cuda_fp16.h>
 
-#include "cuda/kernels/row_codes.cuh"
+#include "cuda/kernels/half_words.cuh"
 
 namespace nestedfp::cuda {
 

@@ -99,10 +99,12 @@ def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: 
     of_rows, weights = experts_grouped.sorted_rows(x, sorted_ids, padded, chosen, factors=choice.weights.reshape(-1))
     if choice.activation is MoEActivation.SILU:
         activated = x.new_empty(len(sorted_ids), double // 2)
-        experts_grouped.product(of_rows, None, w13.upper, w13.lower, activated, *placed, tile_rows, is_gated=True)
+        experts_grouped.product(
+            of_rows, None, w13.upper, w13.lower, activated, *placed, rows * chosen, tile_rows, is_gated=True
+        )
     else:
         both = x.new_empty(rows * chosen, double)
-        experts_grouped.product(of_rows, None, w13.upper, w13.lower, both, *placed, tile_rows)
+        experts_grouped.product(of_rows, None, w13.upper, w13.lower, both, *placed, rows * chosen, tile_rows)
         by_row = x.new_empty(rows * chosen, double // 2)
         apply_moe_activation(choice.activation, by_row, both)
         activated, _ = experts_grouped.sorted_rows(by_row, sorted_ids, padded, 1)
@@ -110,7 +112,7 @@ def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: 
     # What no expert of this rank computes stays as it is.
     new = x.new_empty if choice.expert_map is None else x.new_zeros
     parts = new(rows * chosen, x.shape[1])
-    experts_grouped.product(activated, weights, w2.upper, w2.lower, parts, *placed, tile_rows)
+    experts_grouped.product(activated, weights, w2.upper, w2.lower, parts, *placed, rows * chosen, tile_rows)
     return parts.view(rows, chosen, -1).sum(1)
 
 
