@@ -33,9 +33,9 @@ class PluginOptions:
     """Options of one engine.
 
     Attributes:
-        experts: whether the experts of a mixture (MoE) are nested or stay plain FP16 in both classes; "auto": nested, but plain on a
-            GPU with what nested ones lack: adapters, data-parallel ranks, balancing of experts (EPLB). Those without a kernel here
-            (biases, an activation that is neither SiLU nor GELU, another GPU than Hopper) are always plain.
+        experts: whether the experts of a mixture (MoE) are nested or stay plain FP16 in both classes; "auto": nested, but plain on
+            a GPU with what nested ones lack: adapters, data-parallel ranks, balancing of experts (EPLB). Those without a kernel
+            here (biases, an activation that is neither SiLU nor GELU, another GPU than Hopper) are always plain.
         quantize_activations: FP8 steps on a CPU also round the activations of each token to E4M3, as a GPU does, so
             that the quality of the GPU's FP8 mode can be judged without one. Slower; off by default.
         step_costs: whether the worker times its steps in both precisions when it starts, so that ``auto`` can leave FP8
