@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks import results_csv
 from benchmarks.engine.engine_shapes import NAMES, config_of
+from benchmarks.weights import random_adapters
 from benchmarks.weights.random_weights import NESTED_WORKER, PLAIN_WORKER
 
 RESULT = Path(__file__).parents[1] / "results" / "h100-engine.csv"
@@ -34,6 +35,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "nestedfp": {"worker_cls": NESTED_WORKER, "quantization": "nestedfp"},  # one engine, measured in both modes
 }
 LARGEST_ID = 30_000  # of a prompt's tokens
+RANK = 16  # of adapters
 
 
 def measure(args: argparse.Namespace, model: str, system: str, comments: list[str]) -> None:
@@ -42,7 +44,12 @@ def measure(args: argparse.Namespace, model: str, system: str, comments: list[st
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     began_s = time.perf_counter()
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
+    adapters, served = tempfile.TemporaryDirectory(), []
+    for i in range(1, args.adapters + 1):
+        tensors = random_adapters.matrices(config_of(model), i, RANK)
+        served.append(LoRARequest(f"a{i}", i, random_adapters.save(Path(adapters.name, f"{i}"), tensors, RANK)))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config_of(model)))
         usual = {
@@ -55,6 +62,7 @@ def measure(args: argparse.Namespace, model: str, system: str, comments: list[st
             "max_num_batched_tokens": 8192,
             "gpu_memory_utilization": 0.9,
             "enable_prefix_caching": False,
+            **({"enable_lora": True, "max_loras": len(served), "max_lora_rank": RANK} if served else {}),
         }
         llm = LLM(**{**usual, **SYSTEMS[system], **args.engine})
     cache = llm.llm_engine.vllm_config.cache_config
@@ -65,8 +73,9 @@ def measure(args: argparse.Namespace, model: str, system: str, comments: list[st
     def seconds(batch: int, tokens_in: int, tokens_out: int) -> float:
         prompts = [{"prompt_token_ids": random.choices(range(10, LARGEST_ID), k=tokens_in)} for _ in range(batch)]
         params = SamplingParams(max_tokens=tokens_out, temperature=0, ignore_eos=True, detokenize=False)
+        asked = [served[i % len(served)] for i in range(batch)] if served else None
         start_s = time.perf_counter()
-        outputs = llm.generate(prompts, params, use_tqdm=False)
+        outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=asked)
         elapsed_s = time.perf_counter() - start_s
         assert all(len(output.outputs[0].token_ids) == tokens_out for output in outputs)
         return elapsed_s
@@ -104,6 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--batches", default="1,8,32,64,128,256,512")
     parser.add_argument("--option", default="", help="name of what --engine changes, for the rows")
+    parser.add_argument("--adapters", type=int, default=0, help="LoRA adapters of rank 16, which requests use in turn")
     parser.add_argument("--repeats", type=int, default=1, help="measurements of each row")
     parser.add_argument("--lengths", default="256:512,1024:512,32:32", help="input:output tokens, comma-separated")
     args = parser.parse_args(argv)
