@@ -9,11 +9,11 @@
 struct CUtensorMap {
     const uint8_t* data;
     int element_bytes;
-    int64_t cols, rows, pitch_bytes;
-    int box_cols, box_rows;  // all rows of a box
-    int swizzle_bytes;  // 0: plain rows
+    int64_t cols, rows;
+    int box_cols, box_rows;  // rows of all dimensions together
+    int swizzle_bytes;       // 0: plain rows
     int rank;
-    // Of five dimensions: how many of each after the columns a box has, and from one to the next.
+    // Of each dimension after the columns: how many a box has, and bytes from one to the next.
     int counts[4];
     int64_t pitches[4];
 };
@@ -36,21 +36,20 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
                                        const cuuint64_t* sizes, const cuuint64_t* pitches, const cuuint32_t* box,
                                        const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-    if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || pitches[0] % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (reinterpret_cast<uintptr_t>(data) % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
     if (box[0] > 256 || box[1] > 256 || box[0] * type % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
     if (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && box[0] * type > static_cast<unsigned>(swizzle))
         return CUDA_ERROR_INVALID_VALUE;
     *map = {static_cast<const uint8_t*>(data), type,
             static_cast<int64_t>(sizes[0]),    static_cast<int64_t>(sizes[1]),
-            static_cast<int64_t>(pitches[0]),  static_cast<int>(box[0]),
-            static_cast<int>(box[1]),          swizzle,
-            static_cast<int>(rank),            {},
-            {}};
+            static_cast<int>(box[0]),          1,
+            swizzle,                           static_cast<int>(rank),
+            {},                                {}};
     for (cuuint32_t i = 1; i < rank; ++i) {
         if (pitches[i - 1] % 16 != 0 || (i > 1 && sizes[i] != box[i])) return CUDA_ERROR_INVALID_VALUE;
         map->counts[i - 1] = static_cast<int>(box[i]);
         map->pitches[i - 1] = static_cast<int64_t>(pitches[i - 1]);
-        if (i > 1) map->box_rows *= static_cast<int>(box[i]);
+        map->box_rows *= static_cast<int>(box[i]);
     }
     return CUDA_SUCCESS;
 }

@@ -1,7 +1,7 @@
 // Runs the products of experts on the emulated grid, by the GEMM's own sources. Standard input: 64-bit integers experts,
-// n, k, rows of x, of the result, token tiles, rows of a tile, multiprocessors, seed, has scales, is gated; then x [rows, k], its
-// scales, both planes [experts, n, k], the rows of the result that those of x are, the experts of the tiles, and the
-// rows that are in use. Standard output: the result, FP16.
+// n, k, rows of x, of the result, token tiles, rows of a tile, multiprocessors, seed, has scales, is gated; then x
+// [rows, k], its scales, both planes [experts, n, k], the rows of the result that those of x are, the experts of the
+// tiles, and the rows that are in use. Standard output: the result, FP16.
 #include "cuda/host/launch.h"
 #include "operands.h"
 
@@ -19,7 +19,8 @@ int main() {
     const std::vector<int> row_ids = read<int>(desc.rows);
     const std::vector<int> tile_experts = read<int>(desc.token_tiles), padded_rows = read<int>(1);
 
-    std::vector<uint16_t> out(static_cast<size_t>(desc.is_gated ? desc.rows * desc.n / 2 : desc.valid * desc.n), 0xffff);
+    const int64_t outputs = desc.is_gated ? desc.rows * desc.n / 2 : desc.valid * desc.n;
+    std::vector<uint16_t> out(static_cast<size_t>(outputs), 0xffff);
     if (prepare_device() != 0) emulator::fail("a tile needs more shared memory than a block may have");
     emulator::Launch& launch = emulator::launch_defaults();
     launch.seed = static_cast<unsigned>(head[8]);

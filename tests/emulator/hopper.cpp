@@ -55,13 +55,10 @@ struct Box {
             const int64_t place =
                 map.swizzle_bytes > 0 ? int64_t{swizzled(address + offset, map.swizzle_bytes)} - address : at;
             uint8_t piece[16] = {};
-            int64_t r = row + at / row_bytes(), begin = r * map.pitch_bytes;
-            if (map.rank > 2) {
-                int left = at / row_bytes();
-                r = row + left % map.counts[0];
-                begin = row * map.pitch_bytes;
-                for (int i = 0; i + 1 < map.rank; left /= map.counts[i++]) begin += left % map.counts[i] * map.pitches[i];
-            }
+            int left = at / row_bytes();
+            const int64_t r = row + left % map.counts[0];
+            int64_t begin = row * map.pitches[0];
+            for (int i = 0; i + 1 < map.rank; left /= map.counts[i++]) begin += left % map.counts[i] * map.pitches[i];
             const int64_t first = int64_t{col} * map.element_bytes + at % row_bytes();
             const int64_t end = map.cols * map.element_bytes;
             if (r < map.rows && first < end) {

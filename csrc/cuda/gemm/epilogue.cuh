@@ -38,7 +38,7 @@ class Epilogue {
                 scale_[i] = scale_of(token_tile, token);
                 if constexpr (T::kExperts) {
                     row_[i] = token < T::kTokens ? output_row<T>(args_, token_tile, token) : -1;
-                    if (args_.experts.is_gated && row_[i] >= 0) row_[i] = token_tile * T::kTokens + token;
+                    if (is_gated() && row_[i] >= 0) row_[i] = token_tile * T::kTokens + token;
                 }
             }
         }
@@ -69,6 +69,8 @@ class Epilogue {
     static constexpr int kScales = (T::kTokens + 127) / 128;  // token scales that a thread prefetches
     static_assert(T::kRingBytes >= (kUnits + kMaxClusterParts - 1) * T::kRowWarpgroups * kUnitBytes,
                   "partial sums of a cluster are received in the memory of the stages");
+
+    NESTEDFP_DEVICE bool is_gated() const { return T::kExperts && args_.experts.is_gated; }
 
     // What a token's sums are multiplied by; `token` of the tile.
     NESTEDFP_DEVICE float scale_of(int token_tile, int token) const {
@@ -176,13 +178,12 @@ class Epilogue {
         const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
         Target target;
         const TilePosition position = place_of<T>(args_, work);
-        const bool is_gated = T::kExperts && args_.experts.is_gated;
         target.first_row = first_column<T>(args_, position.row_tile) + cta_rank_ * T::kRows;
-        target.first_row += row_warpgroup_ * (is_gated ? 32 : 64);
+        target.first_row += row_warpgroup_ * (is_gated() ? 32 : 64);
         target.token_tile = position.token_tile;
         const int matrix = lane / 8, swizzle = lane % 8;
         target.matrix_offset = (matrix / 2 * 8 + swizzle) * 128 + ((warp * 2 + matrix % 2) ^ swizzle) * 16;
-        target.piece_offset = thread / 8 * 128 + ((is_gated ? thread % 4 * 2 : thread % 8) ^ (thread / 8 % 8)) * 16;
+        target.piece_offset = thread / 8 * 128 + ((is_gated() ? thread % 4 * 2 : thread % 8) ^ (thread / 8 % 8)) * 16;
         wait_once();  // the kernel before this one may still read what is overwritten
         target.bias[0] = target.bias[1] = 0;
         if (args_.bias != nullptr) {
@@ -243,21 +244,16 @@ class Epilogue {
         uint32_t pairs[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) pairs[i] = half2_bits(v[2 * i], v[2 * i + 1]);
-        if constexpr (T::kExperts) {  // every second piece is then none
-            if (args_.experts.is_gated) {
-                pairs[0] = silu_and_mul(pairs[0], pairs[1]);
-                pairs[2] = silu_and_mul(pairs[2], pairs[3]);
-            }
+        if (is_gated()) {  // of gate and up; every second piece is then none
+            pairs[0] = silu_and_mul(pairs[0], pairs[1]);
+            pairs[2] = silu_and_mul(pairs[2], pairs[3]);
         }
         store_matrices_transposed(to + target.matrix_offset, pairs[0], pairs[1], pairs[2], pairs[3]);
     }
 
     // Stores a staged unit, 128 bytes of a token at a time.
     NESTEDFP_DEVICE void store_unit(int row, const Target& target, uint32_t from) {
-        if constexpr (T::kExperts) {
-            if (args_.experts.is_gated && threadIdx.x % 8 >= 4) return;
-        }
-        if (row >= 0)
+        if (row >= 0 && !(is_gated() && threadIdx.x % 8 >= 4))
             store_outputs(args_, load_shared(from + target.piece_offset), row, target.first_row + threadIdx.x % 8 * 8);
     }
 

@@ -23,8 +23,7 @@ struct ExpertRows {
     // The expert of each token tile, and the rows of all tiles.
     const int* tile_experts;
     const int* padded_rows;
-    // Of an expert's weight: gate, then up, where D is silu(gate) * up, whose rows are those of x.
-    int weight_rows;
+    // The weights are gate, then up, and D is silu(gate) * up, whose rows are those of x.
     bool is_gated;
 };
 

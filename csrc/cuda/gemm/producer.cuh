@@ -53,7 +53,8 @@ NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, 
         const TilePosition place = place_of<T>(args, work);
         int row = first_column<T>(args, place.row_tile);
         if constexpr (T::kMulticastCtas == 2) row += rank * T::kRows;
-        if constexpr (T::kExperts) row += args.experts.tile_experts[place.token_tile] * args.experts.weight_rows;
+        if constexpr (T::kExperts)
+            row += args.experts.tile_experts[place.token_tile] * (args.experts.is_gated ? 2 * args.n : args.n);
         int slice = work.first_step * T::kKWarpgroups;
         const uint8_t* lower[T::kRowWarpgroups];
 #pragma unroll

@@ -291,8 +291,7 @@ int run_experts(const ExpertsDesc& desc, const ExpertsArgs& args, int num_sms, c
     gemm.token_scale = args.scales;
     gemm.out = static_cast<__half*>(args.out);
     gemm.n = static_cast<int>(desc.is_gated ? gates : desc.n);
-    gemm.experts = {args.row_ids,     static_cast<int>(desc.valid), args.tile_experts,
-                    args.padded_rows, static_cast<int>(desc.n),     desc.is_gated};
+    gemm.experts = {args.row_ids, static_cast<int>(desc.valid), args.tile_experts, args.padded_rows, desc.is_gated};
     gemm.x_policy = gemm.weight_policy = kEvictNormal;
     GemmPlan& plan = gemm.plan;
     plan.row_tiles = static_cast<int>((desc.n + tile.rows() - 1) / tile.rows());
