@@ -12,6 +12,7 @@ before it, but for grouped tiles, whose gate_up has it:
 import argparse
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -81,53 +82,39 @@ def products(
     codes, scale = _custom_ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
     upper, scales = stack.upper.view(torch.float8_e4m3fn), (scale, stack.scales)
 
-    def fp16(tiles: Any, c: torch.Tensor, placed: Any) -> Callable[[], None]:
-        def launch() -> None:
-            activate()
-            experts_gpu.vllms_product(x, weight, c, factors, placed, chosen, tiles, None)
+    def activated(product: Callable[[Any, torch.Tensor, Any], None]) -> Run:
+        def run(tiles: Any, c: torch.Tensor, placed: Any) -> Callable[[], None]:
+            def launch() -> None:
+                activate()
+                product(tiles, c, placed)
 
-        return launch
+            return launch
 
-    def fp8(tiles: Any, c: torch.Tensor, placed: Any) -> Callable[[], None]:
-        def launch() -> None:
-            activate()
-            experts_gpu.vllms_product(codes, upper, c, factors, placed, chosen, tiles, scales)
+        return run
 
-        return launch
+    def fp16(tiles: Any, c: torch.Tensor, placed: Any) -> None:
+        experts_gpu.vllms_product(x, weight, c, factors, placed, chosen, tiles, None)
 
-    def few(tiles: Any, c: torch.Tensor, placed: Any) -> Callable[[], None]:
-        def launch() -> None:
-            activate()
-            experts_triton.product(x, stack.upper, stack.lower, c, factors, *placed, chosen, tiles)
+    def fp8(tiles: Any, c: torch.Tensor, placed: Any) -> None:
+        experts_gpu.vllms_product(codes, upper, c, factors, placed, chosen, tiles, scales)
 
-        return launch
+    def few(tiles: Any, c: torch.Tensor, placed: Any) -> None:
+        experts_triton.product(x, stack.upper, stack.lower, c, factors, *placed, chosen, tiles)
 
     def grouped(tiles: int, c: torch.Tensor, placed: Any) -> Callable[[], None]:
-        def rows() -> tuple[torch.Tensor, torch.Tensor | None]:
-            of_rows = None if factors is None else factors.view(-1)
-            return experts_grouped.sorted_rows(x, placed[0], placed[2], chosen, factors=of_rows)
-
+        valid, of_rows = len(x) * chosen, None if factors is None else factors.view(-1)
+        rows = partial(experts_grouped.sorted_rows, x, placed[0], placed[2], chosen, factors=of_rows)
         of_down = rows() if is_down else None
-        out = c.view(-1, c.shape[-1]) if is_down else c.new_empty(len(placed[0]), c.shape[-1] // 2)
-
-        def launch() -> None:
-            experts_grouped.product(
-                *(of_down or rows()),
-                stack.upper,
-                stack.lower,
-                out,
-                *placed,
-                len(x) * chosen,
-                tiles,
-                is_gated=not is_down,
-            )
-
-        return launch
+        out = c.view(valid, -1) if is_down else c.new_empty(len(placed[0]), c.shape[-1] // 2)
+        planes = stack.upper, stack.lower
+        return lambda: experts_grouped.product(
+            *(of_down or rows()), *planes, out, *placed, valid, tiles, is_gated=not is_down
+        )
 
     def exact(tiles: Any, c: torch.Tensor, placed: Any) -> Callable[[], None]:
-        return (grouped if isinstance(tiles, int) else few)(tiles, c, placed)
+        return (grouped if isinstance(tiles, int) else activated(few))(tiles, c, placed)
 
-    return {"fp16": fp16, "fp8": fp8, "exact": exact, "fast": fp8}
+    return {"fp16": activated(fp16), "fp8": activated(fp8), "exact": exact, "fast": activated(fp8)}
 
 
 def main() -> None:
