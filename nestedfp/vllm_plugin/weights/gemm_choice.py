@@ -28,7 +28,7 @@ Shapes = Mapping[tuple[int, int], Sequence[PackedWeight]]  # by (N, K)
 
 R = TypeVar("R")
 
-BUDGET_S = 20.0
+BUDGET_S = 30.0
 MIXED_BUDGET_S = 15.0
 
 
