@@ -5,6 +5,7 @@ kernel does: gate and up stay FP32, their product is rounded once, and the exper
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 import torch.library
@@ -18,20 +19,27 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class _Stack:
-    """One of the two matrices of all experts."""
+def _products(
+    x: torch.Tensor, ends: list[int], tensors: list[torch.Tensor], n: int, k: int, quantize_activations: bool
+) -> torch.Tensor:
+    """Return ``x`` [rows, k] float32 times the matrices of their experts, [rows, n] float32, in the mode in force.
 
-    def __init__(self, tensors: list[torch.Tensor], n: int, k: int, quantize_activations: bool) -> None:
-        self.upper, self.lower, *self.lists = tensors
-        self.begins = self.lists.pop().tolist() if self.lists else None
-        self.n, self.k, self.quantize = n, k, quantize_activations
-
-    def times(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x`` [rows, k] float32 times one expert's matrix, [rows, n] float32, in the mode in force."""
-        listed: list[torch.Tensor | None] = [None, None, None]
-        if self.begins is not None and self.begins[expert] < self.begins[expert + 1]:
-            listed = [each[self.begins[expert] : self.begins[expert + 1]] for each in self.lists]
-        return ops.linear(x, self.upper[expert], self.lower[expert], None, *listed, self.n, self.k, self.quantize)
+    Args:
+        x: an expert's rows behind those of the one before.
+        ends: [experts + 1], where the rows of the experts before each end, then those of the last.
+        tensors: one of the two matrices of all experts, as ``experts`` has it.
+    """
+    upper, lower, *lists = tensors
+    begins = lists.pop().tolist() if lists else [0] * len(ends)
+    results = [x.new_empty(0, n)]
+    for expert, (first, end) in enumerate(pairwise(ends)):
+        if first < end:
+            listed: list[torch.Tensor | None] = [None, None, None]
+            if begins[expert] < begins[expert + 1]:
+                listed = [each[begins[expert] : begins[expert + 1]] for each in lists]
+            planes = upper[expert], lower[expert]
+            results.append(ops.linear(x[first:end], *planes, None, *listed, n, k, quantize_activations))
+    return torch.cat(results)
 
 
 @torch.library.custom_op("nestedfp::experts", mutates_args=(), device_types="cpu")
@@ -59,19 +67,14 @@ def experts(
     Returns:
         [tokens, hidden], the dtype of ``x``.
     """
-    (tokens, hidden), chosen, count = x.shape, ids.shape[1], len(w13[0])
-    first = _Stack(w13, 2 * intermediate, hidden, quantize_activations)
-    second = _Stack(w2, hidden, intermediate, quantize_activations)
-    act, wide, flat = ACTIVATIONS[activation], x.float(), ids.flatten().long()
-    order = flat.argsort(stable=True)
-    ends = torch.bincount(flat + 1, minlength=count + 1).cumsum(0).tolist()  # the first are on another rank
+    (tokens, hidden), chosen, flat = x.shape, ids.shape[1], ids.flatten().long()
+    ends = torch.bincount(flat + 1, minlength=len(w13[0]) + 1).cumsum(0).tolist()
+    order = flat.argsort(stable=True)[ends[0] :]  # the first are on another rank
+    ends = [end - ends[0] for end in ends]
+    both = _products(x.float()[order // chosen], ends, w13, 2 * intermediate, hidden, quantize_activations)
+    rounded = (ACTIVATIONS[activation](both[:, :intermediate]) * both[:, intermediate:]).to(x.dtype)
     results = torch.zeros(tokens * chosen, hidden)
-    for expert in range(count):
-        places = order[ends[expert] : ends[expert + 1]]
-        if len(places):
-            both = first.times(expert, wide[places // chosen])
-            rounded = (act(both[:, :intermediate]) * both[:, intermediate:]).to(x.dtype)
-            results[places] = second.times(expert, rounded.float())
+    results[order] = _products(rounded.float(), ends, w2, hidden, intermediate, quantize_activations)
     parts = results.view(tokens, chosen, hidden)
     total = parts[:, 0] * weights[:, :1]
     for slot in range(1, chosen):
