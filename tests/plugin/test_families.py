@@ -89,7 +89,7 @@ ENGINE = {
     "enable_prefix_caching": False,
     "seed": 0,
     "skip_tokenizer_init": True,
-    "additional_config": {"nestedfp": {"gemm_choice": "model", "step_costs": "off"}},  # a GPU would time each of 10 models
+    "additional_config": {"nestedfp": {"gemm_choice": "model", "step_costs": "off"}},  # a GPU would time each model
 }
 
 

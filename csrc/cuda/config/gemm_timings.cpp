@@ -41,8 +41,8 @@ double distance_squared(const GemmConfig& config, const Timing& timing) {
 
 constexpr double kNearest = 0.01;  // squared distance below which timings count alike
 constexpr double kPriorWeight = 0.1;
-// What a config may take longer than predicted, at distance 1 from all that was timed: else a prediction that is too low
-// by chance beats the fastest that was timed (by up to 31 % slower).
+// What a config may take longer than predicted, at distance 1 from all that was timed: else a prediction that is too
+// low by chance beats the fastest that was timed (by up to 31 % slower).
 constexpr double kUncertainty = 0.05;
 
 }  // namespace
