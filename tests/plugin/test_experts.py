@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     from nestedfp.vllm_plugin.ranks import self_check
     from nestedfp.vllm_plugin.weights.coverage import cover
     from nestedfp.vllm_plugin.weights.expert_planes import nested_experts
+    from nestedfp.vllm_plugin.weights.experts import experts_cpu
 
 pytestmark = pytest.mark.usefixtures("experts_group", "fp16_again", "dtype_again")
 
@@ -116,7 +117,7 @@ def outputs(model, mode=None, activations=1.0):
         return torch.stack([each.quant_method.apply_monolithic(each, x.clone(), logits) for each in layers])
 
 
-def test_nested_experts_have_plain_vllms_bits_in_fp16_mode_and_are_close_in_fp8_mode(family):
+def test_nested_experts_have_plain_vllms_bits_in_fp16_mode_and_are_close_in_fp8_mode(family, monkeypatch):
     plain_folder, planes, _ = family
     expected = outputs(loaded(plain_folder, quantization=None))
     rms = expected.float().square().mean().sqrt()
@@ -135,6 +136,9 @@ def test_nested_experts_have_plain_vllms_bits_in_fp16_mode_and_are_close_in_fp8_
             assert (exact != expected).float().mean() < 0.01
             assert torch.allclose(exact.float(), expected.float(), rtol=1e-3, atol=1e-3 * rms)
             assert torch.equal(outputs(model, Mode.FP8), fast)
+        with monkeypatch.context() as patched:
+            patched.setattr(experts_cpu, "MOST_TOKENS", 16)  # of 37
+            assert torch.equal(outputs(model), fast)
         error = (fast.float() - expected.float()).square().mean().sqrt() / rms
         assert 0.005 < error < 0.06
         check = self_check.run(model)

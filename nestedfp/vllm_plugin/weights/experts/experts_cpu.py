@@ -18,6 +18,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": lambda gate: torch.nn.functional.gelu(gate, approximate="tanh"),
 }
 
+MOST_TOKENS = 512  # whose experts' rows are held at once: of Mixtral 8x7B 120 MB of gates and ups
+
 
 def _products(
     x: torch.Tensor, ends: list[int], tensors: list[torch.Tensor], n: int, k: int, quantize_activations: bool
@@ -37,8 +39,8 @@ def _products(
             listed: list[torch.Tensor | None] = [None, None, None]
             if begins[expert] < begins[expert + 1]:
                 listed = [each[begins[expert] : begins[expert + 1]] for each in lists]
-            planes = upper[expert], lower[expert]
-            results.append(ops.linear(x[first:end], *planes, None, *listed, n, k, quantize_activations))
+            rows = x[first:end]
+            results.append(ops.linear(rows, upper[expert], lower[expert], None, *listed, n, k, quantize_activations))
     return torch.cat(results)
 
 
@@ -68,6 +70,9 @@ def experts(
         [tokens, hidden], the dtype of ``x``.
     """
     (tokens, hidden), chosen, flat = x.shape, ids.shape[1], ids.flatten().long()
+    if tokens > MOST_TOKENS:
+        some = zip(*(torch.split(each, MOST_TOKENS) for each in (x, weights, ids)), strict=True)
+        return torch.cat([experts(*each, w13, w2, intermediate, activation, quantize_activations) for each in some])
     ends = torch.bincount(flat + 1, minlength=len(w13[0]) + 1).cumsum(0).tolist()
     order = flat.argsort(stable=True)[ends[0] :]  # the first are on another rank
     ends = [end - ends[0] for end in ends]
