@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": lambda gate: torch.nn.functional.gelu(gate, approximate="tanh"),
 }
 
-MOST_TOKENS = 512  # whose experts' rows are held at once: of Mixtral 8x7B 120 MB of gates and ups
+MOST_TOKENS = 512  # at once: their gates and ups take 120 MB in Mixtral 8x7B
 
 
 def _products(
@@ -30,6 +30,7 @@ def _products(
         x: an expert's rows behind those of the one before.
         ends: [experts + 1], where the rows of the experts before each end, then those of the last.
         tensors: one of the two matrices of all experts, as ``experts`` has it.
+        n, k, quantize_activations: as ``ops.linear`` has them.
     """
     upper, lower, *lists = tensors
     begins = lists.pop().tolist() if lists else [0] * len(ends)
