@@ -146,7 +146,7 @@ FAULTS = {
         {},
     ),
     "parts are added before they are there": (
-        "epilogue.cuh",
+        "workspace_parts.cuh",
         "while (load_acquire(semaphore) != parts - 1) {",
         "while (load_acquire(semaphore) < parts - 2) {",
         "batched",

@@ -1,5 +1,5 @@
-// From accumulators to D: adds the K slices of one block, then the parts of a split tile, then scale, bias, rounding
-// and the store.
+// From accumulators to D: adds the K slices of one block, then the parts of a split tile, in a cluster or through a
+// workspace (workspace_parts.cuh), then scale, bias, rounding and the store.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -7,7 +7,9 @@
 #include "cuda/gemm/experts_schedule.cuh"
 #include "cuda/gemm/kernel_args.h"
 #include "cuda/gemm/ptx.cuh"
+#include "cuda/gemm/sums.cuh"
 #include "cuda/gemm/token_rows.cuh"
+#include "cuda/gemm/workspace_parts.cuh"
 #include "cuda/kernels/outlier_walk.cuh"
 #include "cuda/kernels/silu_and_mul.cuh"
 #include "format.h"
@@ -51,7 +53,10 @@ class Epilogue {
         const bool is_split = work.parts > 1;
         // A cluster synchronises with all warps of its blocks.
         if (k_warpgroup_ > 0 && !(is_split && split_ > 1)) return;
-        if (is_split && split_ == 1 && !reduce_parts(sum, work)) return;
+        if (is_split && split_ == 1) {
+            wait_once();  // the kernel before this one may still use the workspace
+            if (!WorkspaceParts<T>(args_, stages_, row_warpgroup_, cta_rank_).reduce(sum, work)) return;
+        }
         const Target target = make_target(work);
         if (!is_split || split_ == 1) {
             store_units<kUnits>(sum, 0, target);
@@ -87,17 +92,6 @@ class Epilogue {
     }
 
     NESTEDFP_DEVICE int unit_begin(int rank) const { return rank * kUnits / args_.plan.cluster; }
-
-    NESTEDFP_DEVICE static float4 group(const float (&sum)[T::kAccumulators], int i) {
-        return make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
-    }
-
-    NESTEDFP_DEVICE static void add_group(float (&sum)[T::kAccumulators], int i, float4 v) {
-        sum[4 * i] += v.x;
-        sum[4 * i + 1] += v.y;
-        sum[4 * i + 2] += v.z;
-        sum[4 * i + 3] += v.w;
-    }
 
     // Adds the listed weights' products to the sums, before any is scaled or rounded.
     NESTEDFP_DEVICE void add_outliers(float (&sum)[T::kAccumulators], const Work& work) {
@@ -291,80 +285,6 @@ class Epilogue {
                 store_unit(row[i], target, buffer + i * 2048);
             }
         }
-    }
-
-    // Split-K with a global workspace: partial sums are added in order of part, so that the result does not depend on
-    // timing. True if this block goes on with the tile.
-    NESTEDFP_DEVICE bool reduce_parts(float (&sum)[T::kAccumulators], const Work& work) {
-        const int tile = (work.tile - args_.plan.whole_tiles) * T::kMulticastCtas + cta_rank_;
-        int* const semaphore = args_.semaphores + tile * T::kRowWarpgroups + row_warpgroup_;
-        wait_once();  // the kernel before this one may still use that memory
-        if constexpr (T::kLastArriverReduces) {
-            store_part(sum, work.part);
-            if (!is_last_arrival(semaphore, work.parts)) return false;
-            load_part(sum, work.part, 0);
-        } else {
-            if (work.part + 1 < work.parts) {
-                store_part(sum, work.part);
-                if (threadIdx.x % 128 == 0) add_release(semaphore, 1);
-                return false;
-            }
-            wait_for_parts(semaphore, work.parts);
-        }
-        constexpr int kLoaded = T::kLastArriverReduces;
-#pragma unroll 1
-        for (int part = kLoaded; part < work.parts - 1 + kLoaded; ++part) add_part(sum, work.part, part);
-        return true;
-    }
-
-    // This thread's first sum of a part of the tile of which this block computes the part `own`.
-    NESTEDFP_DEVICE float4* part_address(int own, int part) const {
-        const int block = scheduled_block<T::kMulticastCtas>(args_.plan) + (part - own) * args_.plan.columns;
-        const int64_t slot = (block * T::kMulticastCtas + cta_rank_) * kSlotsPerBlock + (part == 0);
-        float* const first = args_.workspace + (slot * T::kRowWarpgroups + row_warpgroup_) * (64 * T::kTokens);
-        return reinterpret_cast<float4*>(first) + threadIdx.x % 128;
-    }
-
-    NESTEDFP_DEVICE void store_part(const float (&sum)[T::kAccumulators], int own) {
-        float4* const to = part_address(own, own);
-#pragma unroll
-        for (int i = 0; i < T::kTokens / 8; ++i) __stcg(to + i * 128, group(sum, i));
-        named_sync(1 + row_warpgroup_, 128);
-    }
-
-    NESTEDFP_DEVICE void load_part(float (&sum)[T::kAccumulators], int own, int part) {
-        const float4* const from = part_address(own, part);
-#pragma unroll
-        for (int i = 0; i < T::kTokens / 8; ++i) {
-            const float4 v = __ldcg(from + i * 128);
-            sum[4 * i] = v.x, sum[4 * i + 1] = v.y, sum[4 * i + 2] = v.z, sum[4 * i + 3] = v.w;
-        }
-    }
-
-    NESTEDFP_DEVICE void add_part(float (&sum)[T::kAccumulators], int own, int part) {
-        const float4* const from = part_address(own, part);
-#pragma unroll
-        for (int i = 0; i < T::kTokens / 8; ++i) add_group(sum, i, __ldcg(from + i * 128));
-    }
-
-    NESTEDFP_DEVICE bool is_last_arrival(int* semaphore, int parts) {
-        const uint32_t flag = stages_ + T::kLastPartFlag + row_warpgroup_ * 4;
-        if (threadIdx.x % 128 == 0) {
-            const bool is_last = add_acquire_release(semaphore, 1) == parts - 1;
-            if (is_last) *semaphore = 0;
-            store_shared_int(flag, is_last);
-        }
-        named_sync(1 + row_warpgroup_, 128);
-        return load_shared_int(flag) != 0;
-    }
-
-    NESTEDFP_DEVICE void wait_for_parts(int* semaphore, int parts) {
-        if (threadIdx.x % 128 == 0) {
-            while (load_acquire(semaphore) != parts - 1) {
-            }
-            *semaphore = 0;
-        }
-        named_sync(1 + row_warpgroup_, 128);
     }
 
     // Split-K in a cluster of two: each block gives away the sums of one half and adds what it receives to the other. A
