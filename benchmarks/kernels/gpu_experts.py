@@ -38,7 +38,7 @@ MODELS = {
 TOKENS = (1, 4, 16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 WINDOW_US = 20_000.0
 ROUNDS = 2  # over all systems, since a GPU that gets hot gets slower
-MOST_TILES_HIGH = 3  # times the rows of an expert: higher tiles compute padding, lower ones read weights as often
+MOST_TILES_HIGH = 5  # times the rows of an expert: higher tiles compute padding, lower ones read weights as often
 COLUMNS = ("model", "tokens", "product", "system", "tiles", "us")
 
 
@@ -54,9 +54,10 @@ def random_stack(experts: int, n: int, k: int) -> tuple[torch.Tensor, Stack]:
     return weight, Stack.of(upper, lower)
 
 
-def random_choice(tokens: int, experts: int, chosen: int) -> Choice:
-    """Return what a router of random logits chooses."""
-    weights, ids = torch.randn(tokens, experts, device="cuda").softmax(-1).topk(chosen)
+def random_choice(tokens: int, experts: int, chosen: int, skew: float = 0) -> Choice:
+    """Return what a router of random logits chooses, which differ between experts by ``skew`` of their own deviation."""
+    logits = torch.randn(tokens, experts, device="cuda") + skew * torch.randn(experts, device="cuda")
+    weights, ids = logits.softmax(-1).topk(chosen)
     return Choice(weights / weights.sum(-1, keepdim=True), ids.int(), None, MoEActivation.SILU)
 
 
@@ -121,9 +122,11 @@ def main() -> None:
     """Print and keep the rows of each number of tokens as soon as they are measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="qwen3-30b-a3b")
+    parser.add_argument("--skew", type=float, default=0, help="how unequally experts are chosen: 0.5 is far from equal")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200-experts.csv"))
     given = parser.parse_args()
     experts, hidden, intermediate, chosen = MODELS[given.model]
+    named_model = f"{given.model} skewed {given.skew:g}" if given.skew else given.model
     torch.manual_seed(0)
     cuda_ops.load()
     experts_gpu.fetch_whole_lines()
@@ -140,7 +143,7 @@ def main() -> None:
             "fast": expert_tiles.fast(rows_of_each, ks),
         }
         others = {"exact": (*expert_tiles.EXACT, *expert_tiles.HEIGHTS), "fast": expert_tiles.FAST}
-        choices = [random_choice(tokens, experts, chosen) for _ in range(16 if tokens <= 16 else 4)]
+        choices = [random_choice(tokens, experts, chosen, given.skew) for _ in range(16 if tokens <= 16 else 4)]
         for i, (product, (weight, stack)) in enumerate(zip(("gate_up", "down"), made, strict=True)):
             is_down = product == "down"
             a_shape = (tokens * chosen, 2 * intermediate) if is_down else (tokens, hidden)
@@ -162,7 +165,7 @@ def main() -> None:
 
                     named = f"{system} {expert_tiles.name(tiles)}" if is_other else system
                     times[named, expert_tiles.name(tiles)].append(window_us(launch, len(launches), WINDOW_US))
-            found = [(given.model, tokens, product, *key, f"{mean(us):.1f}") for key, us in times.items()]
+            found = [(named_model, tokens, product, *key, f"{mean(us):.1f}") for key, us in times.items()]
             print(*found, sep="\n", flush=True)
             merge(given.out, COLUMNS, COLUMNS[:4], found, measured_on)
 

@@ -88,7 +88,7 @@ struct {form.wrapper}<{tokens}> {{
 """
 
 
-def wgmma(tiles: Sequence[str], mixed: Sequence[str]) -> str:
+def wgmma(tiles: Sequence[str], mixed: Sequence[str], experts: Sequence[str]) -> str:
     """Return wgmma.inc."""
     used: dict[str, set[int]] = {precision: set() for precision in FORMS}
     for tile in tiles:
@@ -98,6 +98,10 @@ def wgmma(tiles: Sequence[str], mixed: Sequence[str]) -> str:
         exact, fast, rest, _ = map(int, tile.split(", "))
         used["kFp16"].add(exact)
         used["kFp8"] |= {fast, rest}
+    for tile in experts:
+        tokens = int(tile.split(", ")[1])
+        widths = 4 if tokens % 32 == 0 and tokens <= WGMMA_TOKENS else 2  # TileTraits::kWidths
+        used["kFp16"] |= {tokens * width // widths for width in range(1, widths + 1)} & {*range(WGMMA_TOKENS + 1)}
     text = """\
 // Written by csrc/cuda/generate_tiles.py. FP32 accumulators, B (the activations) from shared memory.
 //   WgmmaHalf<N>: m64nNk16, A (decoded weights) from registers.
@@ -124,8 +128,7 @@ def generate(folder: Path, numbers: Sequence[int] = ()) -> list[Path]:
         for i in range(0, len(some), TILES_PER_FILE)
     }
     folder.mkdir(parents=True, exist_ok=True)
-    whole = [*tiles, *("kFp16, {}, 1, {}".format(*tile.split(", ")) for tile in experts)]
-    for path, text in {**sources, folder / "wgmma.inc": wgmma(whole, mixed)}.items():
+    for path, text in {**sources, folder / "wgmma.inc": wgmma(tiles, mixed, experts)}.items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
     for stale in set(folder.glob("*tiles_*.cu")) - set(sources):

@@ -5,8 +5,10 @@ tiles are narrow. vLLM looks its tiles up by shape and type, and has files for f
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
-from math import ceil, inf, sqrt
+from math import inf
+from typing import TypeVar
+
+T = TypeVar("T")
 
 SHORT_K, LONG_K = 2048, 4096  # of few rows: below it fewer stages are faster, from it on steps of 256
 NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
@@ -30,10 +32,9 @@ FAST = (FAST_16, FAST_16_LONG, FAST_32, FAST_64, FAST_128, FAST_128_MANY)
 FEW = 12
 FAST_BY_ROWS = ((24, FAST_32), (70, FAST_64), (400, FAST_128), (inf, FAST_128_MANY))
 
-HEIGHTS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 288)  # of grouped tiles (csrc/cuda/experts_tiles.inc)
-# A tile costs as much as its rows and so many more. It should hold the rows of an expert that has this many standard deviations
-# more than the mean, of a Poisson distribution: one of twenty then needs a tile more.
-ROWS_OF_A_TILE, DEVIATIONS = 40, 1.6
+HEIGHTS = (64, 96, 112, 160, 224, 288)  # of grouped tiles (csrc/cuda/experts_tiles.inc)
+# A tile of which a part has rows costs little more than that part. The best mean of equal and of very unequal experts.
+EXACT_BY_ROWS = ((28, 64), (78, 96), (111, 112), (157, 160), (222, 224), (inf, 288))
 
 
 def name(tiles: dict[str, int] | int) -> str:
@@ -50,17 +51,15 @@ def exact(rows: float, ks: Sequence[int]) -> list[dict[str, int]] | int:
     """
     if rows <= FEW:
         return [EXACT_16_LONG if k >= LONG_K else EXACT_16_SHORT if k < SHORT_K else EXACT_16 for k in ks]
-    return _height(rows)
-
-
-@lru_cache(maxsize=4096)  # every layer asks in every step without a graph
-def _height(rows: float) -> int:
-    most = rows + DEVIATIONS * sqrt(rows)
-    return min(HEIGHTS, key=lambda height: ceil(most / height) * (height + ROWS_OF_A_TILE))
+    return _by_rows(EXACT_BY_ROWS, rows)
 
 
 def fast(rows: float, ks: Sequence[int]) -> list[dict[str, int]]:
     """Return the tiles of a layer's FP8 products, equally high; arguments as ``exact`` has them."""
     if rows <= FEW:
         return [FAST_16_LONG if k >= LONG_K else FAST_16 for k in ks]
-    return [next(tiles for most, tiles in FAST_BY_ROWS if rows <= most)] * len(ks)
+    return [_by_rows(FAST_BY_ROWS, rows)] * len(ks)
+
+
+def _by_rows(table: Sequence[tuple[float, T]], rows: float) -> T:
+    return next(tiles for most, tiles in table if rows <= most)

@@ -1,7 +1,9 @@
-// Runs the products of experts on the emulated grid, by the GEMM's own sources. Standard input: 64-bit integers experts,
-// n, k, rows of x, of the result, token tiles, rows of a tile, multiprocessors, seed, has scales, is gated; then x
-// [rows, k], its scales, both planes [experts, n, k], the rows of the result that those of x are, the experts of the
-// tiles, and the rows that are in use. Standard output: the result, FP16.
+// Runs the products of experts on the emulated grid, by the GEMM's own sources. Standard input: 64-bit integers
+// experts, n, k, rows of x, of the result, token tiles, rows of a tile, multiprocessors, seed, has scales, is gated;
+// then x [rows, k], its scales, both planes [experts, n, k], the rows of the result that those of x are, the experts of
+// the tiles, and the rows that are in use. Standard output: the result, FP16.
+#include <algorithm>
+
 #include "cuda/host/launch.h"
 #include "operands.h"
 
@@ -27,9 +29,19 @@ int main() {
     launch.resident = num_sms;
     launch.is_in_order = true;
     const char* reason = nullptr;
-    const ExpertsArgs args{x.data(),   head[9] != 0 ? scales.data() : nullptr,  upper.data(),        lower.data(),
-                           out.data(), row_ids.data(), tile_experts.data(), padded_rows.data()};
+    int* const semaphores = stream_semaphores(nullptr);
+    const ExpertsArgs args{x.data(),
+                           head[9] != 0 ? scales.data() : nullptr,
+                           upper.data(),
+                           lower.data(),
+                           out.data(),
+                           row_ids.data(),
+                           tile_experts.data(),
+                           padded_rows.data(),
+                           semaphores};
     if (run_experts(desc, args, num_sms, nullptr, &reason) != 0) emulator::fail(reason);
+    if (std::any_of(semaphores, semaphores + kSemaphores, [](int left) { return left != 0; }))
+        emulator::fail("a semaphore is not zero after a launch");
     std::fwrite(out.data(), 2, out.size(), stdout);
     return 0;
 }

@@ -69,16 +69,21 @@ class Consumer {
         }
     }
 
-    // Adds up `steps` >= 1 stages. Afterwards all of them are released.
-    NESTEDFP_DEVICE void run(float (&sum)[T::kAccumulators], int steps) {
+    // Adds up `steps` >= 1 stages, of `width` of T::kWidths parts of the tokens. Afterwards all stages are released.
+    template <int Width = T::kWidths>
+    NESTEDFP_DEVICE void run(float (&sum)[T::kAccumulators], int steps, int width = Width) {
+        if constexpr (Width > 1) {
+            if (width < Width) return run<Width - 1>(sum, steps, width);
+        }
+        constexpr int kTokens = T::kTokens * Width / T::kWidths;
         if constexpr (!T::kFp16) {
             run_fp8(sum, steps);
         } else if constexpr (T::kDecodeInPlace) {
-            run_in_place(sum, steps);
+            run_in_place<kTokens>(sum, steps);
         } else if constexpr (T::kOverlapDecode) {
-            run_overlapped(sum, steps);
+            run_overlapped<kTokens>(sum, steps);
         } else {
-            run_simple(sum, steps);
+            run_simple<kTokens>(sum, steps);
         }
     }
 
@@ -146,16 +151,17 @@ class Consumer {
     // `then`, and at last reads the one after that into `raw`. wgmmas are committed two by two. Two fragments may be
     // overwritten once the pair of the previous step that read them is done, two pairs back: so up to three are in
     // flight. `left` stages are to be multiplied, this one included.
+    template <int Tokens>
     NESTEDFP_DEVICE void interleaved_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
                                           int left) {
         const bool is_first = accumulate_ == 0;
         const uint32_t before = x_full_;
         const uint32_t x = next_activations();
         pin(sum);
-        multiply_pair<0>(sum, now, x);
+        multiply_pair<Tokens, 0>(sum, now, x);
         decode_slice<T::kExperts, 0>(raw, then);  // in the last step these are stale bytes that nobody uses
         decode_slice<T::kExperts, 1>(raw, then);
-        multiply_pair<2>(sum, now, x);
+        multiply_pair<Tokens, 2>(sum, now, x);
         decode_slice<T::kExperts, 2>(raw, then);
         decode_slice<T::kExperts, 3>(raw, then);
         // Both arrivals here, behind one __syncwarp and the branch of the next read: raw's could come when it is read,
@@ -169,43 +175,45 @@ class Consumer {
         }
     }
 
-    template <int J>
+    template <int Tokens, int J>
     NESTEDFP_DEVICE void multiply_pair(float (&sum)[T::kAccumulators], Fragments& now, uint32_t x) {
         wgmma_fence();
-        multiply<J>(sum, now, x);
-        multiply<J + 1>(sum, now, x);
+        multiply<Tokens, J>(sum, now, x);
+        multiply<Tokens, J + 1>(sum, now, x);
         wgmma_commit();
         wgmma_wait<2>();
     }
 
-    template <int J>
+    template <int Tokens, int J>
     NESTEDFP_DEVICE void multiply(float (&sum)[T::kAccumulators], Fragments& f, uint32_t x) {
+        constexpr int kInstructions = Tokens > 256 ? 2 : 1, kTokens = Tokens / kInstructions;
 #pragma unroll
-        for (int i = 0; i < T::kInstructions; ++i) {
-            constexpr int kTokens = T::kInstructionTokens;
+        for (int i = 0; i < kInstructions; ++i) {
             WgmmaHalf<kTokens>::issue(sum + i * kTokens / 2, f[J], swizzled_descriptor(x + 2 * J + i * kTokens * 8),
                                       accumulate_);
         }
         accumulate_ = 1;
     }
 
+    template <int Tokens>
     NESTEDFP_DEVICE void multiply_all(float (&sum)[T::kAccumulators], Fragments& f, uint32_t x) {
         wgmma_fence();
-        multiply<0>(sum, f, x);
-        multiply<1>(sum, f, x);
-        multiply<2>(sum, f, x);
-        multiply<3>(sum, f, x);
+        multiply<Tokens, 0>(sum, f, x);
+        multiply<Tokens, 1>(sum, f, x);
+        multiply<Tokens, 2>(sum, f, x);
+        multiply<Tokens, 3>(sum, f, x);
         wgmma_commit();
     }
 
     // The same, with the next stage read and decoded in one go under this stage's wgmmas.
+    template <int Tokens>
     NESTEDFP_DEVICE void batched_step(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
                                       int left) {
         const bool is_first = accumulate_ == 0;
         const uint32_t before = x_full_;
         const uint32_t x = next_activations();
         pin(sum);
-        multiply_all(sum, now, x);
+        multiply_all<Tokens>(sum, now, x);
         wgmma_wait<1>();
         if (!is_first) release_activations(before);
         if (left > 1) {
@@ -215,15 +223,17 @@ class Consumer {
         decode<T::kExperts>(raw, then);
     }
 
+    template <int Tokens>
     NESTEDFP_DEVICE void step_once(float (&sum)[T::kAccumulators], Fragments& now, Fragments& then, Raw& raw,
                                    int left) {
         if constexpr (T::kInterleaveDecode) {
-            interleaved_step(sum, now, then, raw, left);
+            interleaved_step<Tokens>(sum, now, then, raw, left);
         } else {
-            batched_step(sum, now, then, raw, left);
+            batched_step<Tokens>(sum, now, then, raw, left);
         }
     }
 
+    template <int Tokens>
     NESTEDFP_DEVICE void run_overlapped(float (&sum)[T::kAccumulators], int steps) {
         Fragments even, odd;
         Raw raw;
@@ -233,9 +243,9 @@ class Consumer {
         decode<T::kExperts>(raw, even);
         if (T::kInterleaveDecode && steps > 1) read_weights(raw);
         for (int left = steps;;) {
-            step_once(sum, even, odd, raw, left);
+            step_once<Tokens>(sum, even, odd, raw, left);
             if (--left == 0) break;
-            step_once(sum, odd, even, raw, left);
+            step_once<Tokens>(sum, odd, even, raw, left);
             if (--left == 0) break;
         }
         wgmma_wait<0>();
@@ -252,16 +262,17 @@ class Consumer {
         accumulate_ = 1;
     }
 
-    template <int J>
+    template <int Tokens, int J>
     NESTEDFP_DEVICE void issue_pair(float (&sum)[T::kAccumulators], Fragments& f, uint32_t x) {
         pin(sum);
         wgmma_fence();
-        multiply<J>(sum, f, x);
-        multiply<J + 1>(sum, f, x);
+        multiply<Tokens, J>(sum, f, x);
+        multiply<Tokens, J + 1>(sum, f, x);
         wgmma_commit();
     }
 
     // One set of fragments: the wgmmas of one half of them run while the other half is decoded for the stage to come.
+    template <int Tokens>
     NESTEDFP_DEVICE void run_in_place(float (&sum)[T::kAccumulators], int steps) {
         Fragments f;
         Raw raw;
@@ -273,7 +284,7 @@ class Consumer {
         for (int left = steps;;) {
             const uint32_t before = x_full_;
             const uint32_t x = next_activations();
-            issue_pair<0>(sum, f, x);
+            issue_pair<Tokens, 0>(sum, f, x);
             wgmma_wait<1>();
             decode_slice<T::kExperts, 2>(raw, f);
             decode_slice<T::kExperts, 3>(raw, f);
@@ -283,7 +294,7 @@ class Consumer {
             arrive_weights(weights_empty);
             --left;
             if (left > 0) read_weights(raw);
-            issue_pair<2>(sum, f, x);
+            issue_pair<Tokens, 2>(sum, f, x);
             if (left == 0) break;
             wgmma_wait<1>();
             decode_slice<T::kExperts, 0>(raw, f);
@@ -294,6 +305,7 @@ class Consumer {
         release_activations(x_full_);
     }
 
+    template <int Tokens>
     NESTEDFP_DEVICE void run_simple(float (&sum)[T::kAccumulators], int steps) {
         Fragments f;
         Raw raw;
@@ -306,7 +318,7 @@ class Consumer {
             const uint32_t x = next_activations();
             if constexpr (T::kPingPong) named_sync(my_turn_, 256);
             pin(sum);
-            multiply_all(sum, f, x);
+            multiply_all<Tokens>(sum, f, x);
             if constexpr (T::kPingPong) named_arrive(next_turn_, 256);
             if (step + 1 < steps) read_weights(raw);  // under the wgmmas
             wgmma_wait<0>();

@@ -39,6 +39,10 @@ NESTEDFP_DEVICE void run_block(const CUtensorMap& x_map, const CUtensorMap& uppe
             barrier_init(stages + T::kWeightsFull + i * 8, T::kProducerWarps - 1);
             barrier_init(stages + T::kWeightsEmpty + i * 8, 4 * kArrivalsPerWarp * T::kConsumers);
         }
+        if constexpr (T::kExperts) {
+            barrier_init(stages + T::kNextFull, 1);
+            barrier_init(stages + T::kNextEmpty, ExpertsSchedule<T>::kArrivals);
+        }
         barrier_init_fence();
         prefetch_tensor_map(&x_map);
         prefetch_tensor_map(&upper_map);
@@ -60,12 +64,12 @@ NESTEDFP_DEVICE void run_block(const CUtensorMap& x_map, const CUtensorMap& uppe
         const int row_warpgroup = consumer - k_warpgroup * T::kRowWarpgroups;
         Consumer<T> main_loop(args, stages, row_warpgroup, k_warpgroup, rank);
         Epilogue<T> finish(args, stages, row_warpgroup, k_warpgroup, rank);
-        auto schedule = schedule_of<T>(args, rank);
+        auto schedule = schedule_of<T>(args, stages, rank);
         Work work;
         float sum[T::kAccumulators];
         while (schedule.next(work)) {
             finish.prefetch(work);
-            main_loop.run(sum, work.steps);
+            main_loop.run(sum, work.steps, work.width);
             finish.run(sum, work);
         }
         if constexpr (kIsMulticast) cluster_sync_relaxed();  // the other block may still arrive at this one's barriers

@@ -10,19 +10,20 @@ namespace nestedfp::cuda {
 
 template <class T>
 NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelArgs& args, uint32_t stages, int rank) {
-    auto schedule = schedule_of<T>(args, rank);
+    auto schedule = schedule_of<T>(args, stages, rank);
     RingPosition<T::kXStages> ring(1);
     Work work;
     while (schedule.next(work)) {
         int token = place_of<T>(args, work).token_tile * T::kTokens;
         if constexpr (T::kMulticastCtas == 2) token += rank * (T::kTokens / 2);
         int slice = work.first_step * T::kKWarpgroups;
+        const int boxes = T::kExperts && work.width <= T::kWidths / 2 ? 1 : T::kXBoxes;
 #pragma unroll 1
         for (int step = 0; step < work.steps; ++step) {
             const uint32_t stage = stages + ring.stage * T::kXStageBytes;
             const uint32_t barrier = stages + T::kXFull + ring.stage * 8;
             barrier_wait(stages + T::kXEmpty + ring.stage * 8, ring.phase);
-            barrier_arrive_expect(barrier, T::kXStageBytes);
+            barrier_arrive_expect(barrier, T::kXStageBytes / T::kXBoxes * boxes);
 #pragma unroll
             for (int i = 0; i < T::kKWarpgroups; ++i) {
                 const uint32_t to = stage + i * T::kXBytes;
@@ -31,9 +32,11 @@ NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelA
                     load_box_multicast(to + rank * (T::kXBytes / 2), &x_map, barrier, col, token, args.x_policy);
                 } else {
 #pragma unroll
-                    for (int box = 0; box < T::kInstructions; ++box) {
-                        constexpr int kTokens = T::kInstructionTokens;
-                        load_box(to + box * kTokens * 128, &x_map, barrier, col, token + box * kTokens, args.x_policy);
+                    for (int box = 0; box < T::kXBoxes; ++box) {
+                        constexpr int kTokens = T::kBoxTokens;
+                        if (box < boxes)
+                            load_box(to + box * kTokens * 128, &x_map, barrier, col, token + box * kTokens,
+                                     args.x_policy);
                     }
                 }
             }
@@ -46,7 +49,7 @@ NESTEDFP_DEVICE void produce_activations(const CUtensorMap& x_map, const KernelA
 template <class T>
 NESTEDFP_DEVICE void produce_weights(int operand, const CUtensorMap& upper_map, const CUtensorMap& lower_map,
                                      const KernelArgs& args, uint32_t stages, int rank) {
-    auto schedule = schedule_of<T>(args, rank);
+    auto schedule = schedule_of<T>(args, stages, rank);
     RingPosition<T::kWeightStages> ring(1);
     Work work;
     while (schedule.next(work)) {
@@ -108,7 +111,11 @@ template <class T>
 NESTEDFP_DEVICE void produce(const CUtensorMap& x_map, const CUtensorMap& upper_map, const CUtensorMap& lower_map,
                              const KernelArgs& args, uint32_t stages, int rank) {
     const int operand = threadIdx.x / 32;  // 0: activations, 1: upper, 2: lower
-    if (threadIdx.x % 32 != 0 || operand >= T::kProducerWarps) return;
+    if (threadIdx.x % 32 != 0) return;
+    if constexpr (T::kExperts) {
+        if (operand == T::kProducerWarps) return TileDealer<T>(args, stages).run();
+    }
+    if (operand >= T::kProducerWarps) return;
     if (operand == 0) {
         // Weights do not depend on the kernel before this one, so only the activations wait for it.
         pdl_wait();

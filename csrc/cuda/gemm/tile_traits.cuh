@@ -23,6 +23,12 @@ struct TileTraits {
     static constexpr Tile kTile = {P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas};
     static constexpr int kInstructions = kTile.instructions();
     static constexpr int kInstructionTokens = Tokens / kInstructions;
+    // The last rows of an expert often fill a part of a tile only: it is multiplied in so many parts, and of its
+    // activations so many boxes are loaded.
+    static constexpr int kWidths = !Experts ? 1 : Tokens % 32 == 0 && kInstructions == 1 ? 4 : 2;
+    static constexpr int kXBoxes = Experts ? 2 : kInstructions;
+    static constexpr int kBoxTokens = Tokens / kXBoxes;
+    static_assert(Tokens % (8 * kWidths) == 0 && kBoxTokens % 8 == 0);
 
     static constexpr int kConsumers = RowWarpgroups * KWarpgroups;
     static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -92,7 +98,11 @@ struct TileTraits {
     static constexpr int kWeightsEmpty = kWeightsFull + kWeightStages * 8;
     // Per row warpgroup.
     static constexpr int kLastPartFlag = kXFull + 2 * 8 * (kXStages + kWeightStages);
-    static_assert(kLastPartFlag + 4 * RowWarpgroups <= kXFull + kBarrierBytes);
+    // Of experts: the block's next tile is there, or may be overwritten; then the tile and its width.
+    static constexpr int kNextFull = kLastPartFlag + 8 * ((RowWarpgroups + 1) / 2);
+    static constexpr int kNextEmpty = kNextFull + 8;
+    static constexpr int kNext = kNextEmpty + 8;
+    static_assert(kNext + 8 <= kXFull + kBarrierBytes);
 
     static constexpr int kProducerRegisters = BlocksPerSm == 2 || kInstructions == 2 ? 24 : kConsumers == 2 ? 40 : 24;
     static constexpr int kConsumerRegisters = BlocksPerSm == 2     ? 104

@@ -275,7 +275,7 @@ int run_experts(const ExpertsDesc& desc, const ExpertsArgs& args, int num_sms, c
     const int64_t rows_of_all = desc.experts * desc.n, gates = desc.is_gated ? desc.n / 2 : 0;
     ExpertsKernelArgs made{};
     const std::pair<CUtensorMap*, Matrix> maps[] = {
-        {&made.x_map, {args.x, 2, desc.k, desc.rows, desc.k * 2, 64, tile.box_tokens()}},
+        {&made.x_map, {args.x, 2, desc.k, desc.rows, desc.k * 2, 64, tile.tokens / 2}},
         {&made.upper_map, {args.upper, 1, desc.k, rows_of_all, desc.k, 64, tile.rows(), 0, gates}},
         {&made.lower_map, {args.lower, 1, desc.k, rows_of_all, desc.k, 64, tile.rows(), 0, gates}},
     };
@@ -290,6 +290,7 @@ int run_experts(const ExpertsDesc& desc, const ExpertsArgs& args, int num_sms, c
     KernelArgs& gemm = made.gemm;
     gemm.token_scale = args.scales;
     gemm.out = static_cast<__half*>(args.out);
+    gemm.semaphores = args.semaphores;
     gemm.n = static_cast<int>(desc.is_gated ? gates : desc.n);
     gemm.experts = {args.row_ids, static_cast<int>(desc.valid), args.tile_experts, args.padded_rows, desc.is_gated};
     gemm.x_policy = gemm.weight_policy = kEvictNormal;

@@ -85,6 +85,8 @@ struct ExpertsArgs {
     const int* row_ids;
     const int* tile_experts;
     const int* padded_rows;
+    // As GemmArgs.
+    int* semaphores;
 };
 
 // As run_gemm.

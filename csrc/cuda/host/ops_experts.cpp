@@ -44,6 +44,8 @@ void experts_product(Tensor out, Tensor x, Tensor upper, Tensor lower, std::opti
     if (rows == 0 || valid == 0) return;
     prepare_once(op, device);
     const ExpertsDesc desc{experts, n, k, rows, valid, tile_experts.numel(), tile_rows, is_gated};
+    int* const semaphores = stream_semaphores(device.stream());
+    STD_TORCH_CHECK(semaphores != nullptr, op, ": expected 64 CUDA streams at most that multiply");
     const ExpertsArgs args{x.const_data_ptr(),
                            scales.has_value() ? const_data<float>(*scales) : nullptr,
                            const_data<uint8_t>(upper),
@@ -51,7 +53,8 @@ void experts_product(Tensor out, Tensor x, Tensor upper, Tensor lower, std::opti
                            out.mutable_data_ptr(),
                            const_data<int>(row_ids),
                            const_data<int>(tile_experts),
-                           const_data<int>(padded_rows)};
+                           const_data<int>(padded_rows),
+                           semaphores};
     const char* message = "";
     const int error = run_experts(desc, args, device.traits().num_sms, device.stream(), &message);
     STD_TORCH_CHECK(error == cudaSuccess, op, ": tiles of ", tile_rows, " rows: ", message);

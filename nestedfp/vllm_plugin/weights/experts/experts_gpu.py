@@ -18,6 +18,7 @@ from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_
 
 from nestedfp.format import UPPER_SCALE
 from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
+from nestedfp.kernels.experts_silu import silu_codes
 from nestedfp.kernels.experts_triton import recode
 from nestedfp.nested_weight import NestedWeight
 
@@ -89,7 +90,7 @@ def exact(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tenso
     def product(a: torch.Tensor, stack: Stack, c: torch.Tensor, weights: torch.Tensor | None, chosen: int) -> None:
         experts_triton.product(a, stack.upper, stack.lower, c, weights, *placed, chosen, tiles[stack is w2])
 
-    return _two_products(x, w13, w2, choice, product)
+    return _two_products(x, w13, w2, choice, product, activated)
 
 
 def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: int) -> torch.Tensor:
@@ -98,22 +99,20 @@ def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: 
     sorted_ids, _, padded = placed
     of_rows, weights = experts_grouped.sorted_rows(x, sorted_ids, padded, chosen, factors=choice.weights.reshape(-1))
     if choice.activation is MoEActivation.SILU:
-        activated = x.new_empty(len(sorted_ids), double // 2)
+        products = x.new_empty(len(sorted_ids), double // 2)
         experts_grouped.product(
-            of_rows, None, w13.upper, w13.lower, activated, *placed, rows * chosen, tile_rows, is_gated=True
+            of_rows, None, w13.upper, w13.lower, products, *placed, rows * chosen, tile_rows, is_gated=True
         )
     else:
         both = x.new_empty(rows * chosen, double)
         experts_grouped.product(of_rows, None, w13.upper, w13.lower, both, *placed, rows * chosen, tile_rows)
-        by_row = x.new_empty(rows * chosen, double // 2)
-        apply_moe_activation(choice.activation, by_row, both)
-        activated, _ = experts_grouped.sorted_rows(by_row, sorted_ids, padded, 1)
+        products, _ = experts_grouped.sorted_rows(activated(choice.activation, both), sorted_ids, padded, 1)
     del of_rows  # its memory serves below
     # What no expert of this rank computes stays as it is.
     new = x.new_empty if choice.expert_map is None else x.new_zeros
     parts = new(rows * chosen, x.shape[1])
-    experts_grouped.product(activated, weights, w2.upper, w2.lower, parts, *placed, rows * chosen, tile_rows)
-    return parts.view(rows, chosen, -1).sum(1)
+    experts_grouped.product(products, weights, w2.upper, w2.lower, parts, *placed, rows * chosen, tile_rows)
+    return _sum(parts.view(rows, chosen, -1))
 
 
 def fast(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
@@ -122,20 +121,35 @@ def fast(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor
     tiles = expert_tiles.fast(choice.ids.numel() / experts, _ks(w13, w2))
     placed = places(choice, experts, tiles[0])
 
-    def product(a: torch.Tensor, stack: Stack, c: torch.Tensor, weights: torch.Tensor | None, chosen: int) -> None:
-        codes, scales = _custom_ops.scaled_fp8_quant(a, use_per_token_if_dynamic=True)
-        vllms_product(
-            codes,
-            stack.upper.view(torch.float8_e4m3fn),
-            c,
-            weights,
-            placed,
-            chosen,
-            tiles[stack is w2],
-            (scales, stack.scales),
-        )
+    def product(
+        codes: tuple[torch.Tensor, torch.Tensor],
+        stack: Stack,
+        c: torch.Tensor,
+        weights: torch.Tensor | None,
+        chosen: int,
+    ) -> None:
+        upper, scales = stack.upper.view(torch.float8_e4m3fn), (codes[1], stack.scales)
+        vllms_product(codes[0], upper, c, weights, placed, chosen, tiles[stack is w2], scales)
 
-    return _two_products(x, w13, w2, choice, product)
+    return _two_products(quantised(x), w13, w2, choice, product, activated_codes)
+
+
+def quantised(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the E4M3 codes of rows, and their scales."""
+    codes, scales = _custom_ops.scaled_fp8_quant(a, use_per_token_if_dynamic=True)
+    return codes, scales
+
+
+def activated_codes(activation: MoEActivation, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return those of the activation of gates and ups, [rows, 2 * intermediate] float16."""
+    return silu_codes(both) if activation is MoEActivation.SILU else quantised(activated(activation, both))
+
+
+def activated(activation: MoEActivation, both: torch.Tensor) -> torch.Tensor:
+    """Return the activation of gates and ups, [rows, 2 * intermediate] float16."""
+    result = both.new_empty(len(both), both.shape[1] // 2)
+    apply_moe_activation(activation, result, both)
+    return result
 
 
 def vllms_product(
@@ -188,12 +202,16 @@ def sorted_places(choice: Choice, experts: int, tile_rows: int) -> Any:
     return moe_align_block_size(choice.ids, tile_rows, experts, choice.expert_map, ignore_invalid_experts=True)
 
 
-def _two_products(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, product: Any) -> torch.Tensor:
-    (rows, hidden), double, chosen = x.shape, w13.upper.shape[1], choice.ids.shape[1]
-    both = x.new_empty(rows, chosen, double)
+def _two_products(x: Any, w13: Stack, w2: Stack, choice: Choice, product: Any, activate: Any) -> torch.Tensor:
+    (rows, chosen), double, hidden = choice.ids.shape, *w13.upper.shape[1:]
+    both = torch.empty(rows, chosen, double, dtype=torch.float16, device=choice.ids.device)
     product(x, w13, both, None, chosen)
-    activated = x.new_empty(rows * chosen, double // 2)
-    apply_moe_activation(choice.activation, activated, both.view(-1, double))
-    parts = x.new_empty(rows, chosen, hidden)
-    product(activated, w2, parts, choice.weights, 1)
-    return parts.sum(1)
+    parts = both.new_empty(rows, chosen, hidden)
+    product(activate(choice.activation, both.view(-1, double)), w2, parts, choice.weights, 1)
+    return _sum(parts)
+
+
+def _sum(parts: torch.Tensor) -> torch.Tensor:
+    total = parts.new_empty(len(parts), parts.shape[2])
+    _custom_ops.moe_sum(parts, total)
+    return total
