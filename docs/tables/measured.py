@@ -11,7 +11,13 @@ from benchmarks.results_csv import read
 from docs.tables.marks import markdown, under
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
-MODELS = {"llama-8b": "8B", "mistral-24b": "24B", "llama-70b": "70B", "timed_15ms": "steps of 15 ms"}
+MODELS = {
+    "llama-8b": "8B",
+    "mistral-24b": "24B",
+    "llama-70b": "70B",
+    "qwen3-30b-a3b": "Qwen3-30B-A3B",
+    "timed_15ms": "steps of 15 ms",
+}
 Row = dict[str, str]
 
 
@@ -158,21 +164,22 @@ def portable(name: str) -> str:
     return _with_conditions(name, markdown(["tokens", *(f"{low:,} to {high:,}" for low, high in ranges)], rows))
 
 
-def experts(name: str) -> str:
-    """Return times of the products of a layer of experts, microseconds, and in brackets vLLM's over them."""
+def experts(name: str, *models: str) -> str:
+    """Return times of the products of a layer of experts of these models, microseconds, and in brackets vLLM's over them."""
     times: dict[tuple[int, str], dict[str, float]] = {}
     for row in _rows(name):
         of_cell = times.setdefault((int(row["tokens"]), row["model"]), {})
         of_cell[row["system"]] = of_cell.get(row["system"], 0.0) + float(row["us"])
-    models, sizes = dict.fromkeys(model for _, model in times), sorted({size for size, _ in times})
+    sizes = sorted({size for size, model in times if model in models and size.bit_count() == 1})  # the file has more
 
     def cell(size: int, model: str, peer: str, ours: str) -> str:
-        us = times[size, model]
-        return f"{us[ours]:,.0f} ({us[peer] / us[ours]:.2f})"
+        us = times.get((size, model), {})
+        return f"{us[ours]:,.0f} ({us[peer] / us[ours]:.2f})" if ours in us else ""
 
-    systems = (("FP16", "fp16", "exact"), ("FP8", "fp8", "fast"))
-    rows = [[f"{size:,}", *(cell(size, model, *pair) for model in models for _, *pair in systems)] for size in sizes]
-    headings = ["tokens", *(f"{model}, {precision}" for model in models for precision, *_ in systems)]
+    columns = [(model, *pair) for model in models for pair in (("fp16", "exact"), ("fp8", "fast"))]
+    columns = [(model, *pair) for model, *pair in columns if any(cell(size, model, *pair) for size in sizes)]
+    rows = [[f"{size:,}", *(cell(size, *column) for column in columns)] for size in sizes]
+    headings = ["tokens", *(f"{model}, {peer.upper()}" for model, peer, _ in columns)]
     return _with_conditions(name, markdown(headings, rows))
 
 

@@ -9,7 +9,7 @@ MIN_SCALE = tl.constexpr(1.0 / (448.0 * 512.0))
 COLUMNS_PER_WARP = 256
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def silu_codes_kernel(x_ptr, codes_ptr, scales_ptr, K, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Compute one row, of BLOCK columns at most; arguments as ``silu_codes`` has them."""
     row = tl.program_id(0).to(tl.int64)
