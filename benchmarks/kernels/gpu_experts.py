@@ -55,7 +55,7 @@ def random_stack(experts: int, n: int, k: int) -> tuple[torch.Tensor, Stack]:
 
 
 def random_choice(tokens: int, experts: int, chosen: int, skew: float = 0) -> Choice:
-    """Return what a router of random logits chooses, which differ between experts by ``skew`` of their own deviation."""
+    """Return what a router of random logits chooses: of a token's, of deviation 1, and of an expert's, of deviation ``skew``."""
     logits = torch.randn(tokens, experts, device="cuda") + skew * torch.randn(experts, device="cuda")
     weights, ids = logits.softmax(-1).topk(chosen)
     return Choice(weights / weights.sum(-1, keepdim=True), ids.int(), None, MoEActivation.SILU)

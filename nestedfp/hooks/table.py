@@ -109,6 +109,7 @@ weights/experts/experts: makes nested experts a quantisation method; their FP8 s
     vllm.model_executor.layers.fused_moe.activation:apply_moe_activation(activation, output, input)
     vllm.model_executor.layers.fused_moe.moe_align_block_size:moe_align_block_size(topk_ids, block_size,
         num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts)
+    vllm:_custom_ops.moe_sum(input, output)
     vllm:_custom_ops.scaled_fp8_quant(input)
 weights: lets norms and activations write E4M3 codes
     vllm.compilation.passes.inductor_pass:InductorPass

@@ -33,7 +33,7 @@ FEW = 12
 FAST_BY_ROWS = ((24, FAST_32), (70, FAST_64), (400, FAST_128), (inf, FAST_128_MANY))
 
 HEIGHTS = (64, 96, 112, 160, 224, 288)  # of grouped tiles (csrc/cuda/experts_tiles.inc)
-# A tile of which a part has rows costs little more than that part. The best mean of equal and of very unequal experts.
+# These are the fastest in the mean over equal and very unequal experts. A tile costs little more than its rows.
 EXACT_BY_ROWS = ((28, 64), (78, 96), (111, 112), (157, 160), (222, 224), (inf, 288))
 
 

@@ -24,7 +24,7 @@ def silu_codes_kernel(x_ptr, codes_ptr, scales_ptr, K, BLOCK: tl.constexpr):  # 
 
 
 def silu_codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what vLLM's silu_and_mul and then its dynamic quantiser of rows make of ``x``.
+    """Return what vLLM's silu_and_mul and then its dynamic quantiser of rows make of ``x``, but for the last bit of silu.
 
     Args:
         x: [rows, 2 * k] float16, contiguous, gate then up.

@@ -14,7 +14,7 @@ from torch.nn.functional import silu
 from nestedfp.format import split
 from nestedfp.kernels import experts_triton
 
-EXPERTS, ROWS = 5, 300
+EXPERTS, ROWS = 5, 500  # an expert has more than 224 rows
 TILES = [
     int(rows)
     for rows in re.findall(

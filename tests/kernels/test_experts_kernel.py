@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nestedfp.format import split
-from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
+from nestedfp.kernels import expert_tiles, experts_grouped, experts_silu, experts_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton's own advice
 
@@ -41,10 +41,11 @@ def test_the_instructions_of_the_decoder_join_every_weight_beside_any_other():
         assert torch.equal((a + c) & 0xFFFFFFFF, expected | expected[other] << 16)
 
 
-def compiled(kernel, constants):
+def compiled(kernel, constants, x_type="*i32"):
     pointers = dict.fromkeys(("sorted_ids_ptr", "expert_ids_ptr", "padded_ptr"), "*i32")
     pointers |= {"a_ptr": "*fp16", "c_ptr": "*fp16", "upper_ptr": "*u8", "lower_ptr": "*u8", "weights_ptr": "*fp32"}
-    pointers |= {"factors_ptr": "*fp32", "scales_ptr": "*fp32", "ids_ptr": "*i32", "x_ptr": "*i32"}
+    pointers |= {"factors_ptr": "*fp32", "scales_ptr": "*fp32", "ids_ptr": "*i32", "x_ptr": x_type}
+    pointers |= {"codes_ptr": "*fp8e4nv"}
     names = kernel.arg_names
     aligned = {*pointers, "N", "K", "stride_am", "stride_be", "stride_bn", "stride_cm", "words"} & set(names)
     source = ASTSource(
@@ -107,11 +108,17 @@ def test_rows_are_sorted_by_expert_with_what_is_multiplied_to_them():
 def test_every_layer_has_tiles_that_fit_its_products():
     compiled_rows = re.findall(r"TILE\(\d, (\d+)\)", (CSRC / "cuda/experts_tiles.inc").read_text())
     assert tuple(map(int, compiled_rows)) == expert_tiles.HEIGHTS
+    assert {height for _, height in expert_tiles.EXACT_BY_ROWS} <= set(expert_tiles.HEIGHTS)
     for ks in [(2048, 768), (4096, 14336), (2048, 1408), (3584, 2560), (256, 128), (512, 320), (64, 64), (4096, 192)]:
         for rows in (0.01, 1, 8, 11, 25, 64, 100, 129, 5000):
             exact = expert_tiles.exact(rows, ks)
             for tiles in [expert_tiles.fast(rows, ks), *([] if isinstance(exact, int) else [exact])]:
                 assert len({each["BLOCK_SIZE_M"] for each in tiles}) == 1, "one assignment of rows to tiles"
+
+
+def test_the_activation_rounds_to_codes_in_one_instruction_for_two():
+    ptx = compiled(experts_silu.silu_codes_kernel, {"BLOCK": 1024}, "*fp16").asm["ptx"]
+    assert "cvt.rn.satfinite.e4m3x2.f32" in ptx
 
 
 SILU = """

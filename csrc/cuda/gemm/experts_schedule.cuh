@@ -69,7 +69,9 @@ class ExpertsSchedule {
         phase_ ^= 1;
         work = {load_shared_int(stages_ + T::kNext),    0, args_.plan.steps, 0, 1,
                 load_shared_int(stages_ + T::kNext + 4)};
-        if (threadIdx.x >= 128) __syncwarp();  // of a producer's warp one thread has come here
+        // Of a producer's warp one thread has come here. The arrival may overtake the loads (consumer.cuh), but what
+        // overwrites them first waits for all arrivals and then for global memory.
+        if (threadIdx.x >= 128) __syncwarp();
         if (threadIdx.x % 32 < kArrivalsPerWarp) barrier_arrive(stages_ + T::kNextEmpty);
         return work.tile >= 0;
     }

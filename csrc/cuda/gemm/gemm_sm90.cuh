@@ -1,6 +1,6 @@
 // D[M,N] = X[M,K] @ W[N,K].T on Hopper, one kernel template for both precisions.
 //
-// A thread block is one producer warpgroup, whose warps each feed one operand through TMA, and row_warpgroups x
+// A thread block is one producer warpgroup, of which a warp feeds each operand through TMA, and row_warpgroups x
 // k_warpgroups consumer warpgroups. Tokens are wgmma's N operand, so every M from 1 up costs what it must. Weights are
 // its M operand:
 //

@@ -42,7 +42,7 @@ struct KernelArgs {
     ExpertRows experts;
     // Partial sums of split-K with a global workspace (epilogue.cuh).
     float* workspace;
-    // One per split tile and row warpgroup, zero between launches.
+    // Zero between launches: one per split tile and row warpgroup; of experts, tiles taken, and blocks that are done.
     int* semaphores;
     int m, n;
     // Mixed tiles only: the rows that they hold.

@@ -1,4 +1,4 @@
-// The producer warpgroup: one warp per operand feeds the rings through TMA.
+// The producer warpgroup: one warp per operand feeds the rings through TMA; of experts, the fourth hands out tiles.
 #pragma once
 
 #include "cuda/gemm/experts_schedule.cuh"

@@ -23,8 +23,8 @@ struct TileTraits {
     static constexpr Tile kTile = {P, RowWarpgroups, KWarpgroups, Tokens, BlocksPerSm, MulticastCtas};
     static constexpr int kInstructions = kTile.instructions();
     static constexpr int kInstructionTokens = Tokens / kInstructions;
-    // The last rows of an expert often fill a part of a tile only: it is multiplied in so many parts, and of its
-    // activations so many boxes are loaded.
+    // The last rows of an expert often fill a part of a tile only. Of so many parts of a tile only those with rows are
+    // multiplied, and of so many boxes of activations those with rows loaded.
     static constexpr int kWidths = !Experts ? 1 : Tokens % 32 == 0 && kInstructions == 1 ? 4 : 2;
     static constexpr int kXBoxes = Experts ? 2 : kInstructions;
     static constexpr int kBoxTokens = Tokens / kXBoxes;

@@ -65,7 +65,8 @@ constexpr struct {
 #undef NESTEDFP_EXPERTS_TILE
 };
 
-// Token tiles, by a little the fastest; where tiles are narrow, an expert has one, which shares its weights with none.
+// Token tiles, by a little the fastest; where tiles are narrow, most experts have one, which shares its weights with
+// none.
 constexpr int kExpertsRasterGroup = 4, kNarrowRasterGroup = 1;
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);

@@ -37,7 +37,8 @@ struct GemmArgs {
     const uint8_t* codes = nullptr;
 };
 
-// Semaphores of split-K with a global workspace: zeros in device memory that count the partial sums that are there.
+// Semaphores: zeros in device memory that count the partial sums of split-K with a global workspace that are there, or
+// the tiles of experts that blocks have taken.
 // Each stream has a set, allocated once per device; GEMMs of one stream run one after another and use the same.
 // prepare_semaphores allocates the current device's, and nothing the second time. Returns a cudaError_t.
 int prepare_semaphores();
@@ -85,7 +86,7 @@ struct ExpertsArgs {
     const int* row_ids;
     const int* tile_experts;
     const int* padded_rows;
-    // As GemmArgs.
+    // As of GemmArgs; two count tiles.
     int* semaphores;
 };
 

@@ -141,7 +141,7 @@ def quantised(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def activated_codes(activation: MoEActivation, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return those of the activation of gates and ups, [rows, 2 * intermediate] float16."""
+    """Return the E4M3 codes and scales of the activation of gates and ups, [rows, 2 * intermediate] float16."""
     return silu_codes(both) if activation is MoEActivation.SILU else quantised(activated(activation, both))
 
 
