@@ -1,4 +1,7 @@
-"""silu(gate) * up of the rows of experts, and its E4M3 codes, in one kernel: half the bytes of two."""
+"""silu(gate) * up of the rows of experts, and its E4M3 codes, in one kernel: half the bytes of two.
+
+``ops.silu_and_mul`` writes codes in the order of packed planes. Experts' planes have K in its own order, as vLLM's kernels read it.
+"""
 
 import torch
 import triton  # type: ignore[import-untyped]

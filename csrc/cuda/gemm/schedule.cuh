@@ -12,7 +12,7 @@ struct Work {
     int tile;
     int first_step, steps;
     int part, parts;  // of the tile's parts, which the epilogue reduces; 0 of 1: the whole tile
-    int width;        // of experts: of T::kWidths parts of its tokens, those with rows, which come first
+    int width = 1;    // of experts: of T::kWidths parts of its tokens, those with rows, which come first
 };
 
 struct TilePosition {
@@ -47,7 +47,7 @@ class Schedule {
 
     NESTEDFP_DEVICE bool next(Work& work) {
         if (next_ < plan_.whole_tiles) {
-            work = {next_, 0, plan_.steps, 0, 1, 1};
+            work = {next_, 0, plan_.steps, 0, 1};
             next_ += plan_.blocks;
             return true;
         }
@@ -60,14 +60,14 @@ class Schedule {
         if (position_ >= 0 || tile >= plan_.tiles) return false;
         position_ = 0;
         const int first = rank_ * plan_.steps / plan_.cluster;
-        work = {tile, first, (rank_ + 1) * plan_.steps / plan_.cluster - first, rank_, plan_.cluster, 1};
+        work = {tile, first, (rank_ + 1) * plan_.steps / plan_.cluster - first, rank_, plan_.cluster};
         return true;
     }
 
     NESTEDFP_DEVICE bool next_of_work_unit(Work& work) {
         Part part;
         if (!next_part(plan_, scheduled_block<MulticastCtas>(plan_), position_, part)) return false;
-        work = {plan_.whole_tiles + part.tile, part.first_step, part.steps, part.index, part.count, 1};
+        work = {plan_.whole_tiles + part.tile, part.first_step, part.steps, part.index, part.count};
         return true;
     }
 

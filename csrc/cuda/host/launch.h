@@ -37,7 +37,7 @@ struct GemmArgs {
     const uint8_t* codes = nullptr;
 };
 
-// Semaphores: zeros in device memory that count the partial sums of split-K with a global workspace that are there, or
+// Semaphores: zeros in device memory. They count the partial sums of split-K with a global workspace that are there, or
 // the tiles of experts that blocks have taken.
 // Each stream has a set, allocated once per device; GEMMs of one stream run one after another and use the same.
 // prepare_semaphores allocates the current device's, and nothing the second time. Returns a cudaError_t.

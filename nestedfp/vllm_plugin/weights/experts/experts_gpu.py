@@ -99,19 +99,19 @@ def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: 
     sorted_ids, _, padded = placed
     of_rows, weights = experts_grouped.sorted_rows(x, sorted_ids, padded, chosen, factors=choice.weights.reshape(-1))
     if choice.activation is MoEActivation.SILU:
-        products = x.new_empty(len(sorted_ids), double // 2)
+        intermediate = x.new_empty(len(sorted_ids), double // 2)
         experts_grouped.product(
-            of_rows, None, w13.upper, w13.lower, products, *placed, rows * chosen, tile_rows, is_gated=True
+            of_rows, None, w13.upper, w13.lower, intermediate, *placed, rows * chosen, tile_rows, is_gated=True
         )
     else:
         both = x.new_empty(rows * chosen, double)
         experts_grouped.product(of_rows, None, w13.upper, w13.lower, both, *placed, rows * chosen, tile_rows)
-        products, _ = experts_grouped.sorted_rows(activated(choice.activation, both), sorted_ids, padded, 1)
+        intermediate, _ = experts_grouped.sorted_rows(activated(choice.activation, both), sorted_ids, padded, 1)
     del of_rows  # its memory serves below
     # What no expert of this rank computes stays as it is.
     new = x.new_empty if choice.expert_map is None else x.new_zeros
     parts = new(rows * chosen, x.shape[1])
-    experts_grouped.product(products, weights, w2.upper, w2.lower, parts, *placed, rows * chosen, tile_rows)
+    experts_grouped.product(intermediate, weights, w2.upper, w2.lower, parts, *placed, rows * chosen, tile_rows)
     return _sum(parts.view(rows, chosen, -1))
 
 
