@@ -19,11 +19,15 @@ import torch
 from nestedfp.kernels import cuda_library as kernels
 from nestedfp.kernels.cuda_library import Chain, Config, PackedWeight
 
-# Closest where the best config changes most: tiles of 64 to 256 tokens, and few of them for 132 multiprocessors. Not beyond:
-# there the power cap sets the pace, and in the few milliseconds that a config gets here it does not show who draws the power.
-# Chosen by such times, configs for 769 to 8192 tokens were slower than the cost model's by 3 % in the mean.
+# Closest where the best config changes most: tiles of 64 to 256 tokens, and few of them for 132 multiprocessors. Beyond 768 tokens
+# the power cap sets the pace of large layers, and in the few milliseconds that a config gets here it does not show who draws the
+# power. Chosen by such times, their configs for 769 to 8192 tokens were slower than the cost model's by 3 % in the mean. Small
+# layers have few tiles there, and the model errs on how these fill the card: by times configs for 870 to 1,200 tokens took 2.6 % less,
+# but for 1,400 and 1,600, between counts 256 apart, no less.
 TUNED_TOKENS: tuple[int, ...] = (1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 320, 352, 384)
-TUNED_TOKENS += (448, 480, 512, 576, 640, 704, 768)
+TUNED_TOKENS += (448, 480, 512, 576, 640, 704, 768, 896, 1024, 1152)
+ALL_LAYERS_TOKENS = 768
+SMALL_OUTPUTS = 2 * 132 * 128 * 256  # elements of [M, N]: two waves of large tiles on an H100
 PRECISIONS = (kernels.FP16, kernels.FP8)
 CANDIDATES, OF_A_TILE = 14, 5  # fewer left out what was up to 7 % faster (28,672 x 4,096, 640 tokens)
 FINALISTS = 2  # fastest configs that are timed again
@@ -126,6 +130,11 @@ def time_cell(precision: int, m: int, weights: Sequence[PackedWeight], num_sms: 
     return [Timing(precision, m, n, k, config, us) for config, us in times.items()]
 
 
+def is_worth_timing(m: int, n: int) -> bool:
+    """Whether times of [m, k] x [n, k] choose better than the cost model alone: see TUNED_TOKENS."""
+    return m <= ALL_LAYERS_TOKENS or m * n <= SMALL_OUTPUTS
+
+
 def tune(
     shapes: Mapping[tuple[int, int], Sequence[PackedWeight]],
     tokens: Iterable[int],
@@ -137,7 +146,7 @@ def tune(
 
     Args:
         shapes: weights by (N, K), all on the current device.
-        tokens: token counts to time.
+        tokens: token counts to time, of a shape those that ``is_worth_timing``.
         num_sms: multiprocessors of the current device.
         budget_s: every shape has its share of it; token counts that a share does not reach are left to the cost model.
         report: gets a line of progress for every shape.
@@ -150,7 +159,8 @@ def tune(
     ordered = spread(sorted(set(tokens)))
     for i, ((n, k), weights) in enumerate(shapes.items()):
         rotated = rotation(weights)
-        cells, skipped = [(precision, m) for precision in PRECISIONS for m in ordered], 0
+        cells = [(precision, m) for precision in PRECISIONS for m in ordered if is_worth_timing(m, n)]
+        skipped = 0
         timings: list[Timing] = []
         for precision, m in cells:
             share = (i + (PRECISIONS.index(precision) + 1) / len(PRECISIONS)) / len(shapes)
