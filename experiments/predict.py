@@ -5,6 +5,7 @@ from datetime import timedelta
 from itertools import product
 from pathlib import Path
 
+from benchmarks.engine.engine_shapes import DENSE
 from controller.config import ControllerConfig
 from experiments.config import Experiment, ExperimentError, controller_section
 from nestedfp.vllm_plugin.options import PluginOptions
@@ -86,7 +87,8 @@ def limited_table(table: Path, experiment: Experiment) -> EngineTable:
             "max_num_batched_tokens": engine.max_num_batched_tokens,
             "max_num_seqs": engine.max_num_seqs,
             "max_model_tokens": engine.max_model_len,
-            "mixed_steps": PluginOptions(**engine.plugin).mixed_steps,
+            # Steps with nested experts have one precision.
+            "mixed_steps": PluginOptions(**engine.plugin).mixed_steps and experiment.shape in (None, *DENSE),
         }
     )
     # An engine of other limits measures other steps at its start: up to max_num_seqs tokens they are decodes.

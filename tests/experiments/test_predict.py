@@ -72,3 +72,10 @@ def test_a_table_of_another_shape_or_of_other_ranks_is_refused(tmp_path, engine)
     of_two.write_text(table.replace('"gpu"', '"ranks": 2, "gpu"', 1))
     both = config.load(written(tmp_path, shape="llama-70b", engine={"tensor_parallel_size": 2}))
     assert predict.limited_table(of_two, both).ranks == 2
+
+
+@pytest.mark.parametrize(("shape", "mixed"), [("mistral-24b", True), ("qwen3-30b-a3b", False)])
+def test_steps_of_nested_experts_are_predicted_with_one_precision(tmp_path, shape, mixed):
+    table = tmp_path / "table.json"
+    table.write_text(TABLE_24B.read_text().replace('"mistral-24b"', f'"{shape}"', 1))
+    assert predict.limited_table(table, config.load(written(tmp_path, shape=shape))).engine.mixed_steps is mixed

@@ -203,11 +203,15 @@ def test_where_prompts_were_late_an_engine_is_overloaded_sooner():
     assert is_exact(60.0, late=0), "it is careful no more"
 
 
-@pytest.mark.parametrize(("costs", "exact"), [(PLAIN, False), (COSTS, True)])
-def test_an_engine_whose_steps_have_one_precision_is_overloaded_sooner(costs, exact):
+@pytest.mark.parametrize(("costs", "rows", "exact"), [
+    (PLAIN, 430, False), (COSTS, 430, True),  # 0.7 of what fast steps compute
+    (PLAIN, 360, False), (COSTS, 360, True),  # 0.58 of it, and 1.35 of what exact steps do
+    (PLAIN, 270, True),
+])  # fmt: skip
+def test_an_engine_whose_steps_have_one_precision_is_overloaded_sooner(costs, rows, exact):
     rule, times = RowRule(), StepTimes(costs)
-    for i in range(300):  # 0.65 of what fast steps compute; the last step has room
-        fast = [Decode((i + 1) * STEP_S + 1.0, is_pinned=False)] * (400 if i < 299 else 340)
+    for i in range(300):  # the last step has room
+        fast = [Decode((i + 1) * STEP_S + 1.0, is_pinned=False)] * (rows - (32 if i < 299 else 200))
         plan = rule.plan(replace(state([prompt(32, i * STEP_S + 1.0)], fast=fast), now_s=i * STEP_S), times)
     assert plan.chunks[0].is_exact is exact
 

@@ -19,9 +19,10 @@ LOAD_S = 3.0  # over which rows are counted: shorter than a burst, longer than a
 # until there are fewer than the second share. Chosen in the simulator: FP8's on two windows of one trace, 8B and 24B, FP16's on
 # five, 70B on two GPUs.
 OVERLOAD_SHARES = {Mode.FP8: (0.7, 0.6), Mode.FP16: (2.0, 1.2)}
-# FP8's where steps have one precision, so that those with exact rows compute nobody's faster, and where more than LATE_SHARE of the
-# last prompts came late. Chosen as above, and on full lengths; the former on step times of Qwen3-30B-A3B too.
-ONE_PRECISION_SHARES, CAREFUL_SHARES = (0.6, 0.5), (0.5, 0.4)
+# Where steps have one precision, so that those with exact rows compute nobody's faster. Chosen in the simulator on step times of
+# 8B, 24B and Qwen3-30B-A3B, several windows and full lengths.
+ONE_PRECISION_SHARES = {Mode.FP8: (0.63, 0.6), Mode.FP16: (1.15, 1.13)}
+CAREFUL_SHARES = (0.5, 0.4)  # FP8's where more than LATE_SHARE of the last prompts came late; chosen as the first
 LATE_S = 5.0
 LATE_SHARE = 0.01
 FULL = (1.0, 0.85)  # the same of ``RowState.fullness``
@@ -52,8 +53,9 @@ class RowLoad:
         self._at_s = now_s
         # No longer than that, though the engine be over: to wait for the careful share costs 10 to 40 points of exact answers (8B).
         is_late = self._late > LATE_SHARE * self._ended
-        of_engine = OVERLOAD_SHARES[Mode.FP8] if times.are_by_row else ONE_PRECISION_SHARES
-        shares = {**OVERLOAD_SHARES, Mode.FP8: CAREFUL_SHARES if is_late else of_engine}
+        shares = OVERLOAD_SHARES if times.are_by_row else ONE_PRECISION_SHARES
+        if is_late:
+            shares = {**shares, Mode.FP8: CAREFUL_SHARES}
 
         def is_beyond(mode: Mode) -> bool:
             most_per_s = self._rows_per_s / shares[mode][self._is_over]
@@ -63,7 +65,7 @@ class RowLoad:
             return rows > 0 and times.predicted_s(mode, rows, with_prompts=True) > limit_s
 
         is_full = state.fullness > FULL[self._is_over]
-        self._is_over = is_full or (times.are_measured and any(is_beyond(mode) for mode in OVERLOAD_SHARES))
+        self._is_over = is_full or (times.are_measured and any(is_beyond(mode) for mode in shares))
         return self._is_over
 
     def computes(self, state: RowState, plan: RowPlan) -> None:
