@@ -82,13 +82,14 @@ def limited_table(table: Path, experiment: Experiment) -> EngineTable:
             f"{table}: expected steps of {expected[0]} on {expected[1]} GPUs, got those of {known.model} on {known.ranks}; log "
             "some with --step-log FOLDER, then python -m simulator fit --model MODEL --ranks N"
         )
+    options = PluginOptions(**engine.plugin)
     limits = known.engine.model_copy(
         update={
             "max_num_batched_tokens": engine.max_num_batched_tokens,
             "max_num_seqs": engine.max_num_seqs,
             "max_model_tokens": engine.max_model_len,
             # Steps with nested experts have one precision.
-            "mixed_steps": PluginOptions(**engine.plugin).mixed_steps and experiment.shape in (None, *DENSE),
+            "mixed_steps": options.mixed_steps and (experiment.shape in (None, *DENSE) or options.experts == "plain"),
         }
     )
     # An engine of other limits measures other steps at its start: up to max_num_seqs tokens they are decodes.

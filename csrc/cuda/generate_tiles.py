@@ -100,10 +100,9 @@ def wgmma(tiles: Sequence[str], mixed: Sequence[str], experts: Sequence[str]) ->
         used["kFp8"] |= {fast, rest}
     for tile in experts:
         tokens = int(tile.split(", ")[1])
-        quarters = [
-            tokens * part // 4 for part in range(1, 5) if tokens * part % 32 == 0
-        ]  # TileTraits::kWidths takes some
-        used["kFp16"] |= {part for part in quarters if part <= WGMMA_TOKENS}
+        # Quarters of the tile, of which TileTraits::kWidths takes some.
+        quarters = {tokens * part // 4 for part in range(1, 5) if tokens * part % 32 == 0}
+        used["kFp16"] |= quarters & {*range(WGMMA_TOKENS + 1)}
     text = """\
 // Written by csrc/cuda/generate_tiles.py. FP32 accumulators, B (the activations) from shared memory.
 //   WgmmaHalf<N>: m64nNk16, A (decoded weights) from registers.

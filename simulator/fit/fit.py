@@ -87,7 +87,7 @@ def fit_table(args: argparse.Namespace) -> EngineTable:
         max_num_seqs=args.max_num_seqs,
         kv_tokens=args.kv_tokens,
         max_model_tokens=args.max_model_tokens,
-        mixed_steps=True,
+        mixed_steps=not args.one_precision,
     )
     (fp16, fit_fp16), (fp8, fit_fp8) = (
         fit_cost([step for file in steps for step in obs.step_observations(file, args.model, mode)])
@@ -129,6 +129,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192, metavar="N", help="(%(default)s)")
     parser.add_argument("--max-num-seqs", type=int, default=512, metavar="N", help="(%(default)s)")
     parser.add_argument("--max-model-tokens", type=int, default=16384, metavar="N", help="(%(default)s)")
+    parser.add_argument(
+        "--one-precision", action="store_true", help="of steps: with nested experts, drafts or latent attention"
+    )
     parser.add_argument("--out", type=Path, default=TABLE, metavar="JSON", help="(the table that ships)")
     return parser
 

@@ -74,8 +74,11 @@ def test_a_table_of_another_shape_or_of_other_ranks_is_refused(tmp_path, engine)
     assert predict.limited_table(of_two, both).ranks == 2
 
 
-@pytest.mark.parametrize(("shape", "mixed"), [("mistral-24b", True), ("qwen3-30b-a3b", False)])
-def test_steps_of_nested_experts_are_predicted_with_one_precision(tmp_path, shape, mixed):
+@pytest.mark.parametrize(("shape", "experts", "mixed"), [
+    ("mistral-24b", "auto", True), ("qwen3-30b-a3b", "auto", False), ("qwen3-30b-a3b", "plain", True),
+])  # fmt: skip
+def test_steps_of_nested_experts_are_predicted_with_one_precision(tmp_path, shape, experts, mixed):
     table = tmp_path / "table.json"
     table.write_text(TABLE_24B.read_text().replace('"mistral-24b"', f'"{shape}"', 1))
-    assert predict.limited_table(table, config.load(written(tmp_path, shape=shape))).engine.mixed_steps is mixed
+    experiment = config.load(written(tmp_path, shape=shape, engine={"plugin": {"experts": experts}}))
+    assert predict.limited_table(table, experiment).engine.mixed_steps is mixed

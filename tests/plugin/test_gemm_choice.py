@@ -61,6 +61,14 @@ class Weight:
     n, k = SHAPE
 
 
+def test_beyond_768_tokens_only_layers_of_few_outputs_are_timed(monkeypatch):
+    monkeypatch.setattr(gemm_tuning, "rotation", list)
+    monkeypatch.setattr(gemm_tuning, "time_cell", lambda precision, m, weights, sms: [(weights[0], m)])
+    found = gemm_tuning.tune({(28672, 4096): ["large"], (4096, 4096): ["small"]}, [512, 768, 1152], SMS)
+    timed = {pair for timings in found.values() for pair in timings}
+    assert timed == {("large", 512), ("large", 768), ("small", 512), ("small", 768), ("small", 1152)}
+
+
 @pytest.mark.parametrize("slower_each", [0.0, 0.005, 0.02])
 @pytest.mark.parametrize("best", [0, 4, 9])
 def test_a_card_that_slows_down_meanwhile_does_not_choose_what_was_timed_first(monkeypatch, slower_each, best):

@@ -75,8 +75,12 @@ def test_a_fit_to_single_steps_finds_the_model_that_made_them(tmp_path: Path, no
     for file, part, rest in zip(files, (steps[::2], steps[1::2]), ("", "m,nestedfp_fp16,1"), strict=True):
         file.write_text(STEP_HEADER + "\n" + measured(FP16, part, noise) + rest)
     words = ["--model", "m", "--kv-tokens", "12345", "--gpu", "H100", "--out", str(tmp_path / "t.json")]
-    assert fit.main(["--steps-csv", *map(str, files), *words]) == 0
+    given = ["--steps-csv", *map(str, files), *words]
+    assert fit.main([*given, "--one-precision"]) == 0
+    assert not read_table(tmp_path / "t.json").engine.mixed_steps
+    assert fit.main(given) == 0
     table = read_table(tmp_path / "t.json")
+    assert table.engine.mixed_steps
     assert table.fp16.knee_tokens == pytest.approx(256, rel=0 if noise == 0 else 0.3)
     for prefill, decodes, kv in steps:
         size = (prefill + decodes, decodes, kv)

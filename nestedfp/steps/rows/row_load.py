@@ -20,9 +20,9 @@ LOAD_S = 3.0  # over which rows are counted: shorter than a burst, longer than a
 # five, 70B on two GPUs.
 OVERLOAD_SHARES = {Mode.FP8: (0.7, 0.6), Mode.FP16: (2.0, 1.2)}
 # Where steps have one precision, so that those with exact rows compute nobody's faster. Chosen in the simulator on step times of
-# 8B, 24B and Qwen3-30B-A3B, several windows and full lengths.
+# 8B, 24B and, fitted by hand to load tests, Qwen3-30B-A3B.
 ONE_PRECISION_SHARES = {Mode.FP8: (0.63, 0.6), Mode.FP16: (1.15, 1.13)}
-CAREFUL_SHARES = (0.5, 0.4)  # FP8's where more than LATE_SHARE of the last prompts came late; chosen as the first
+CAREFUL_SHARES = (0.5, 0.4)  # FP8's where more than LATE_SHARE of the last prompts came late; chosen as OVERLOAD_SHARES
 LATE_S = 5.0
 LATE_SHARE = 0.01
 FULL = (1.0, 0.85)  # the same of ``RowState.fullness``
