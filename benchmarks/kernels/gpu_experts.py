@@ -37,7 +37,6 @@ MODELS = {
 }  # experts, hidden, intermediate, chosen
 TOKENS = (1, 4, 16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 WINDOW_US = 20_000.0
-ROUNDS = 2  # over all systems, since a GPU that gets hot gets slower
 MOST_TILES_HIGH = 5  # times the rows of an expert: higher tiles compute padding, lower ones read weights as often
 COLUMNS = ("model", "tokens", "product", "system", "tiles", "us")
 
@@ -151,7 +150,7 @@ def main() -> None:
             c = torch.empty(tokens, chosen, weight.shape[1], device="cuda", dtype=torch.float16)
             runs = products(a, weight, stack, 1 if is_down else chosen, choices[0].weights if is_down else None)
             times: dict[tuple[str, str], list[float]] = defaultdict(list)
-            for system, run in [*runs.items()] * ROUNDS:
+            for system, run in [*runs.items(), *reversed(runs.items())]:  # a GPU that gets hot gets slower
                 for tiles in others.get(system, chooses[system][:1]):
                     is_grouped, is_other = isinstance(tiles, int), tiles != chooses[system][i]
                     high = tiles if is_grouped else tiles["BLOCK_SIZE_M"]
