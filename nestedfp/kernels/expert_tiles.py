@@ -1,8 +1,8 @@
 """Tiles of the products of experts, by how many rows an expert has in the mean. Pure.
 
 The best of those measured on an H200 for the shapes of Qwen3-30B-A3B and Mixtral 8x7B, the highest grouped ones for these and
-Qwen2-57B-A14B. A step of few rows is bound by memory: its tiles are narrow. vLLM looks its tiles up by shape and type, and has files
-for few.
+Qwen2-57B-A14B. A step of few rows is bound by memory: its tiles are narrow. vLLM looks its tiles up by shape and type, and
+has files for few.
 """
 
 from collections.abc import Sequence
