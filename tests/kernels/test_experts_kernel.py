@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nestedfp.format import split
-from nestedfp.kernels import expert_tiles, experts_grouped, experts_silu, experts_triton
+from nestedfp.kernels import expert_tiles, experts_grouped, experts_listed, experts_silu, experts_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton's own advice
 
@@ -45,7 +45,8 @@ def compiled(kernel, constants, x_type="*i32"):
     pointers = dict.fromkeys(("sorted_ids_ptr", "expert_ids_ptr", "padded_ptr"), "*i32")
     pointers |= {"a_ptr": "*fp16", "c_ptr": "*fp16", "upper_ptr": "*u8", "lower_ptr": "*u8", "weights_ptr": "*fp32"}
     pointers |= {"factors_ptr": "*fp32", "scales_ptr": "*fp32", "ids_ptr": "*i32", "x_ptr": x_type}
-    pointers |= {"codes_ptr": "*fp8e4nv"}
+    pointers |= {"codes_ptr": "*fp8e4nv", "deltas_ptr": "*fp32"}
+    pointers |= dict.fromkeys(("map_ptr", "begins_ptr", "rows_ptr", "firsts_ptr", "columns_ptr"), "*i32")
     names = kernel.arg_names
     aligned = {*pointers, "N", "K", "stride_am", "stride_be", "stride_bn", "stride_cm", "words"} & set(names)
     source = ASTSource(
@@ -144,3 +145,47 @@ def test_the_codes_of_gates_and_ups_are_those_of_the_activation_and_the_quantise
         check=True,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
     )
+
+
+LISTED = """
+import torch
+from nestedfp.kernels import experts_listed
+
+torch.manual_seed(3)
+experts, n, k, tokens, chosen = 5, 70, 96, 9, 2
+weight = torch.randn(experts, n, k).half() * 0.3
+for expert, row, column, value in [(0, 69, 95, 3.0), (1, 0, 0, -2.0), *((1, row, 7, 2.5) for row in range(40)), (4, 3, 9, 9.0)]:
+    weight[expert, row, column] = value
+for column in range(0, 96, 3):
+    weight[1, 5, column] = 4.0
+deltas = weight.float() - weight.float().clamp(-1.75, 1.75)
+rows, columns = deltas.flatten(0, 1).nonzero().int().T.contiguous()
+listed = experts_listed.Listed.of(rows, columns, deltas[deltas != 0], experts, n)
+ids = torch.randint(0, experts, (tokens, chosen)).int()
+here = torch.tensor([-1, 1, 0, -1, 4], dtype=torch.int32)
+weights = torch.rand(tokens, chosen)
+for x in (torch.randn(tokens, k).half(), torch.randn(tokens * chosen, k).half()):
+    for of_experts in (None, here):
+        for of_pairs in (None, weights):
+            c = torch.randn(tokens * chosen, n).half()
+            local = ids.flatten() if of_experts is None else here[ids.flatten().long()]
+            added = torch.einsum("pnk,pk->pn", deltas[local.long()], x.float().repeat_interleave(len(c) // len(x), 0))
+            added *= (local >= 0)[:, None] * (1.0 if of_pairs is None else weights.flatten()[:, None])
+            expected = (c.float() + added).half()
+            experts_listed.add(c, x, listed, ids, of_experts, of_pairs)
+            assert torch.allclose(c.float(), expected.float(), rtol=1e-3, atol=1e-3)
+            assert added.abs().max() > 1 and torch.equal(c[local < 0], expected[local < 0])
+"""
+
+
+def test_listed_weights_add_what_their_planes_lack():
+    subprocess.run(
+        [sys.executable, "-c", LISTED],
+        check=True,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+
+
+def test_the_pass_over_listed_weights_compiles_for_hopper():
+    constants = {"MAPPED": True, "MUL_WEIGHT": True, "TOP_K": 8, "BLOCK": experts_listed.BLOCK}
+    assert compiled(experts_listed.listed_kernel, constants, "*fp16").asm["cubin"]

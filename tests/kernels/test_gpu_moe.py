@@ -19,6 +19,7 @@ from interleaving import interleaved
 from processes import run_json
 
 from nestedfp.format import split, upper_to_float
+from nestedfp.nested_weight import nest_together
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -65,6 +66,45 @@ def test_every_weight_within_the_range_is_joined_at_every_place(rows):
     assert torch.equal(c.permute(1, 2, 0).cpu(), weight)
 
 
+def fast_by_definition(x, uppers, listed, choice):
+    """Upper planes with each row of activations rounded to E4M3, listed weights with the row as it is."""
+
+    def product(row, stack, expert):
+        codes, scales = quantize_per_token(row)
+        return codes.float() * scales.float() @ uppers[stack][expert].T + row.float() @ listed[stack][expert].float().T
+
+    sums = torch.zeros(*x.shape, device="cuda")
+    for token in range(len(x)):
+        for weight, expert in zip(choice.weights[token], choice.ids[token].tolist(), strict=True):
+            gate, up = product(x[token : token + 1], 0, expert).chunk(2, -1)
+            sums[token] += weight * product((torch.nn.functional.silu(gate) * up).half(), 1, expert)[0]
+    return sums
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 300, 700])
+def test_weights_beyond_the_range_are_multiplied_as_they_are(tokens):
+    torch.manual_seed(tokens)
+    experts, hidden, _, chosen = SHAPES[2]
+    weights, _ = made(SHAPES[2])
+    for weight in weights:
+        weight[::2, 7, ::50] = 2.5
+        weight[1, :, 3] = -3.0
+        weight[-1, -1, -1] = 9.0
+    x = torch.randn(tokens, hidden, device="cuda", dtype=torch.float16)
+    choice = gpu_experts.random_choice(tokens, experts, chosen)
+    stacks = []
+    for weight in weights:
+        (nested,) = nest_together(weight.flatten(0, 1))
+        stacks.append(experts_gpu.Stack.of(*experts_gpu.packed(nested, weight.shape), nested))
+    expected = fused_experts(x.clone(), *weights, choice.weights, choice.ids)
+    exact = experts_gpu.exact(x, *stacks, choice)
+    assert torch.allclose(exact, expected, rtol=4e-3, atol=4e-3 * float(expected.float().std()))
+    listed = [weight - weight.clamp(-1.75, 1.75) for weight in weights]
+    sums = fast_by_definition(x, [upper_to_float(stack.upper) for stack in stacks], listed, choice)
+    fast = experts_gpu.fast(x, *stacks, choice).float()
+    assert (fast - sums).square().mean().sqrt() < 0.02 * sums.square().mean().sqrt()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tokens", [1, 7, 33, 130, 300, 700])
 def test_exact_experts_compute_what_vllms_do_and_fast_ones_are_close(shape, tokens):
@@ -76,18 +116,9 @@ def test_exact_experts_compute_what_vllms_do_and_fast_ones_are_close(shape, toke
     expected = fused_experts(x.clone(), *weights, choice.weights, choice.ids)
     exact = experts_gpu.exact(x, *stacks, choice)  # the same products, added up in another order
     assert torch.allclose(exact, expected, rtol=2e-3, atol=2e-3 * float(expected.float().std()))
-    # By definition: upper planes, each row of activations rounded to E4M3.
-    uppers = [upper_to_float(stack.upper) for stack in stacks]
-
-    def rounded(rows):
-        codes, scales = quantize_per_token(rows)
-        return codes.float() * scales.float()
-
-    sums = torch.zeros(tokens, hidden, device="cuda")
-    for token in range(tokens):
-        for weight, expert in zip(choice.weights[token], choice.ids[token].tolist(), strict=True):
-            gate, up = (rounded(x[token : token + 1]) @ uppers[0][expert].T).chunk(2, -1)
-            sums[token] += weight * (rounded((torch.nn.functional.silu(gate) * up).half()) @ uppers[1][expert].T)[0]
+    sums = fast_by_definition(
+        x, [upper_to_float(stack.upper) for stack in stacks], [0.0 * each for each in weights], choice
+    )
     fast = experts_gpu.fast(x, *stacks, choice).float()
     assert (fast - sums).square().mean().sqrt() < 0.02 * sums.square().mean().sqrt()
     assert 0.01 < (fast - expected.float()).square().mean().sqrt() / expected.float().std() < 0.08

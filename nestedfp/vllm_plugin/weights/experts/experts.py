@@ -91,19 +91,16 @@ class NestedExpertsBase(FusedMoEMethodBase):
         if self.why_plain is None:
             stacks = [getattr(layer, f"{stack}_weight").data for stack in STACKS]
             nested = nest_together(*(stack.flatten(0, 1) for stack in stacks))
-            if isinstance(nested, list) and not current_platform.is_cpu() and any(each.outliers for each in nested):
-                logger.warning("%s stays plain FP16: its weights beyond 1.75 have no kernel on a GPU", self.prefix)
-            elif isinstance(nested, list):
+            if isinstance(nested, list):
                 _drop_weights(layer)
                 self.keep_nested(layer, nested, [stack.shape for stack in stacks])
                 return
-            elif nested.nonfinite:
+            if nested.nonfinite:
                 raise ValueError(
                     f"{self.prefix}: {nested.nonfinite} of {sum(stack.numel() for stack in stacks)} weights are NaN or infinite "
                     "as FP16; the checkpoint is damaged, or is BF16 with values beyond FP16's 65504; nothing was loaded"
                 )
-            else:
-                logger.warning("%s stays plain FP16: %s", self.prefix, nested.reason)
+            logger.warning("%s stays plain FP16: %s", self.prefix, nested.reason)
         self.plain.process_weights_after_loading(layer)
         self.moe_kernel = self.plain.moe_kernel
 
@@ -120,7 +117,8 @@ class NestedExpertsBase(FusedMoEMethodBase):
             from nestedfp.vllm_plugin.weights.experts.experts_gpu import Stack, fetch_whole_lines
 
             layer.nestedfp_stacks = [
-                Stack.of(*(getattr(layer, f"{stack}_{name}").data for name in PLANES)) for stack in STACKS
+                Stack.of(*(getattr(layer, f"{stack}_{name}").data for name in PLANES), weight)
+                for stack, weight in zip(STACKS, nested, strict=True)
             ]
             fetch_whole_lines()
         self_check.remember(layer)

@@ -17,7 +17,8 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply
 from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
 from nestedfp.format import UPPER_SCALE
-from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
+from nestedfp.kernels import expert_tiles, experts_grouped, experts_listed, experts_triton
+from nestedfp.kernels.experts_listed import Listed
 from nestedfp.kernels.experts_silu import silu_codes
 from nestedfp.kernels.experts_triton import recode
 from nestedfp.nested_weight import NestedWeight
@@ -45,12 +46,18 @@ class Stack:
     upper: torch.Tensor  # [experts, n, k] uint8
     lower: torch.Tensor  # [experts, n, k] uint8, from ``recode``
     scales: torch.Tensor  # [experts, n, 1] float32, all equal: the format's
+    listed: Listed | None = None  # weights beyond the format's range
 
     @classmethod
-    def of(cls, upper: torch.Tensor, lower: torch.Tensor) -> "Stack":
-        """Return the operands of planes that ``packed`` made."""
+    def of(cls, upper: torch.Tensor, lower: torch.Tensor, weight: NestedWeight | None = None) -> "Stack":
+        """Return the operands of planes that ``packed`` made, and of the list of ``weight``."""
         experts, n, _ = upper.shape
-        return cls(upper, lower, torch.full((experts, n, 1), 1 / UPPER_SCALE, dtype=torch.float32, device=upper.device))
+        scales = torch.full((experts, n, 1), 1 / UPPER_SCALE, dtype=torch.float32, device=upper.device)
+        lists = (weight.outlier_rows, weight.outlier_cols, weight.outlier_deltas) if weight else (None, None, None)
+        rows, columns, deltas = lists
+        if rows is None or columns is None or deltas is None:
+            return cls(upper, lower, scales)
+        return cls(upper, lower, scales, Listed.of(rows, columns, deltas, experts, n))
 
 
 def packed(weight: NestedWeight, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +97,7 @@ def exact(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tenso
     def product(a: torch.Tensor, stack: Stack, c: torch.Tensor, weights: torch.Tensor | None, chosen: int) -> None:
         experts_triton.product(a, stack.upper, stack.lower, c, weights, *placed, chosen, tiles[stack is w2])
 
-    return _two_products(x, w13, w2, choice, product, activated)
+    return _two_products(x, w13, w2, choice, product, quantises=False)
 
 
 def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: int) -> torch.Tensor:
@@ -98,7 +105,8 @@ def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: 
     placed = sorted_places(choice, _experts(w13, choice), tile_rows)
     sorted_ids, _, padded = placed
     of_rows, weights = experts_grouped.sorted_rows(x, sorted_ids, padded, chosen, factors=choice.weights.reshape(-1))
-    if choice.activation is MoEActivation.SILU:
+    middle = None
+    if choice.activation is MoEActivation.SILU and not w13.listed and not w2.listed:
         intermediate = x.new_empty(len(sorted_ids), double // 2)
         experts_grouped.product(
             of_rows, None, w13.upper, w13.lower, intermediate, *placed, rows * chosen, tile_rows, is_gated=True
@@ -106,12 +114,15 @@ def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: 
     else:
         both = x.new_empty(rows * chosen, double)
         experts_grouped.product(of_rows, None, w13.upper, w13.lower, both, *placed, rows * chosen, tile_rows)
-        intermediate, _ = experts_grouped.sorted_rows(activated(choice.activation, both), sorted_ids, padded, 1)
+        _add_listed(both, x, w13, choice, None)
+        middle = activated(choice.activation, both)
+        intermediate, _ = experts_grouped.sorted_rows(middle, sorted_ids, padded, 1)
     del of_rows  # its memory serves below
     # What no expert of this rank computes stays as it is.
     new = x.new_empty if choice.expert_map is None else x.new_zeros
     parts = new(rows * chosen, x.shape[1])
     experts_grouped.product(intermediate, weights, w2.upper, w2.lower, parts, *placed, rows * chosen, tile_rows)
+    _add_listed(parts, middle, w2, choice, choice.weights)
     return _sum(parts.view(rows, chosen, -1))
 
 
@@ -131,7 +142,7 @@ def fast(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor
         upper, scales = stack.upper.view(torch.float8_e4m3fn), (codes[1], stack.scales)
         vllms_product(codes[0], upper, c, weights, placed, chosen, tiles[stack is w2], scales)
 
-    return _two_products(quantised(x), w13, w2, choice, product, activated_codes)
+    return _two_products(x, w13, w2, choice, product, quantises=True)
 
 
 def quantised(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,13 +213,28 @@ def sorted_places(choice: Choice, experts: int, tile_rows: int) -> Any:
     return moe_align_block_size(choice.ids, tile_rows, experts, choice.expert_map, ignore_invalid_experts=True)
 
 
-def _two_products(x: Any, w13: Stack, w2: Stack, choice: Choice, product: Any, activate: Any) -> torch.Tensor:
+def _two_products(x: Any, w13: Stack, w2: Stack, choice: Choice, product: Any, *, quantises: bool) -> torch.Tensor:
     (rows, chosen), double, hidden = choice.ids.shape, *w13.upper.shape[1:]
     both = torch.empty(rows, chosen, double, dtype=torch.float16, device=choice.ids.device)
-    product(x, w13, both, None, chosen)
-    parts = both.new_empty(rows, chosen, hidden)
-    product(activate(choice.activation, both.view(-1, double)), w2, parts, choice.weights, 1)
+    product(quantised(x) if quantises else x, w13, both, None, chosen)
+    both = both.view(-1, double)
+    _add_listed(both, x, w13, choice, None)
+    parts, middle = both.new_empty(rows, chosen, hidden), None
+    if quantises and not w2.listed:
+        given = activated_codes(choice.activation, both)
+    else:
+        middle = activated(choice.activation, both)
+        given = quantised(middle) if quantises else middle
+    product(given, w2, parts, choice.weights, 1)
+    _add_listed(parts.view(-1, hidden), middle, w2, choice, choice.weights)
     return _sum(parts)
+
+
+def _add_listed(
+    c: torch.Tensor, x: torch.Tensor | None, stack: Stack, choice: Choice, weights: torch.Tensor | None
+) -> None:
+    if stack.listed and x is not None:
+        experts_listed.add(c, x, stack.listed, choice.ids, choice.expert_map, weights)
 
 
 def _sum(parts: torch.Tensor) -> torch.Tensor:
