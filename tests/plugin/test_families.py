@@ -112,9 +112,7 @@ def served(tmp_path_factory):
     prompts = [[draw.randrange(5, 4000) for _ in range(length)] for length in lengths]
     runs = [{"mode": mode, "prompts": [{"prompt_token_ids": each} for each in prompts]} for mode in ("fp16", "fp8")]
     runs.append({**runs[1], "extra_args": {"precision": "fp16"}})
-    engines = [
-        {**ENGINE, "model": str(folder / name), "tensor_parallel_size": RANKS.get(name, 1)} for name in FAMILIES
-    ]
+    engines = [{**ENGINE, "model": str(folder / name), "tensor_parallel_size": RANKS.get(name, 1)} for name in FAMILIES]
     found = run_json("engine_scenario.py", {"engines": engines, "runs": runs})["engines"]
     return {name: (models[name].float(), prompts, *each) for name, each in zip(FAMILIES, found, strict=True)}
 
