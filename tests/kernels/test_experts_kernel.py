@@ -164,7 +164,7 @@ listed = experts_listed.Listed.of(rows, columns, deltas[deltas != 0], experts, n
 ids = torch.randint(0, experts, (tokens, chosen)).int()
 here = torch.tensor([-1, 1, 0, -1, 4], dtype=torch.int32)
 weights = torch.rand(tokens, chosen)
-for x in (torch.randn(tokens, k).half(), torch.randn(tokens * chosen, k).half()):
+for x in (torch.randn(tokens, 2 * k).half()[:, :k], torch.randn(tokens * chosen, k).half()):
     for of_experts in (None, here):
         for of_pairs in (None, weights):
             c = torch.randn(tokens * chosen, n).half()
@@ -187,5 +187,6 @@ def test_listed_weights_add_what_their_planes_lack():
 
 
 def test_the_pass_over_listed_weights_compiles_for_hopper():
-    constants = {"MAPPED": True, "MUL_WEIGHT": True, "TOP_K": 8, "BLOCK": experts_listed.BLOCK}
+    constants = {"MAPPED": True, "MUL_WEIGHT": True, "TOP_K": 8}
+    constants |= {"ROWS": experts_listed.ROWS, "WEIGHTS": experts_listed.WEIGHTS}
     assert compiled(experts_listed.listed_kernel, constants, "*fp16").asm["cubin"]

@@ -188,7 +188,7 @@ def tiny_model(folder):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugin"))
     from test_experts import FAMILIES, random_tensors, write
 
-    tensors = {name: tensor.clamp(-1.5, 1.5) for name, tensor in random_tensors("qwen3").items()}
+    tensors = random_tensors("qwen3")  # some beyond 1.75
     return write(folder, json.loads(json.dumps(FAMILIES["qwen3"][0])), tensors), tensors
 
 

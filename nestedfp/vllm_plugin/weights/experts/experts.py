@@ -108,12 +108,15 @@ class NestedExpertsBase(FusedMoEMethodBase):
         """Store the operands of ``run``: of [experts, n, k] each, whose planes are [experts * n, k]."""
         self.is_nested = layer.nestedfp_experts = True
         layer.nestedfp_shapes = dict(zip(STACKS, map(tuple, shapes), strict=True))
-        layer.nestedfp_lists = {}
         for stack, weight, (count, n, k) in zip(STACKS, nested, shapes, strict=True):
             for name, plane in zip(PLANES, _packed(weight, count, n, k), strict=True):
                 layer.register_parameter(f"{stack}_{name}", Parameter(plane, requires_grad=False))
-            layer.nestedfp_lists[stack] = _by_expert(weight, count, n)
-        if not current_platform.is_cpu():
+        if current_platform.is_cpu():
+            layer.nestedfp_lists = {
+                stack: _by_expert(weight, *layer.nestedfp_shapes[stack][:2])
+                for stack, weight in zip(STACKS, nested, strict=True)
+            }
+        else:
             from nestedfp.vllm_plugin.weights.experts.experts_gpu import Stack, fetch_whole_lines
 
             layer.nestedfp_stacks = [

@@ -116,13 +116,16 @@ def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: 
         experts_grouped.product(of_rows, None, w13.upper, w13.lower, both, *placed, rows * chosen, tile_rows)
         _add_listed(both, x, w13, choice, None)
         middle = activated(choice.activation, both)
+        del both
         intermediate, _ = experts_grouped.sorted_rows(middle, sorted_ids, padded, 1)
+        middle = middle if w2.listed else None
     del of_rows  # its memory serves below
     # What no expert of this rank computes stays as it is.
     new = x.new_empty if choice.expert_map is None else x.new_zeros
     parts = new(rows * chosen, x.shape[1])
     experts_grouped.product(intermediate, weights, w2.upper, w2.lower, parts, *placed, rows * chosen, tile_rows)
     _add_listed(parts, middle, w2, choice, choice.weights)
+    del intermediate, middle
     return _sum(parts.view(rows, chosen, -1))
 
 
@@ -227,6 +230,7 @@ def _two_products(x: Any, w13: Stack, w2: Stack, choice: Choice, product: Any, *
         given = quantised(middle) if quantises else middle
     product(given, w2, parts, choice.weights, 1)
     _add_listed(parts.view(-1, hidden), middle, w2, choice, choice.weights)
+    del given, middle
     return _sum(parts)
 
 
