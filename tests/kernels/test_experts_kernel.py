@@ -83,6 +83,12 @@ def test_the_order_of_activations_is_that_of_the_joined_weights():
     assert torch.equal(interleaved(k)[0].float(), torch.cat([expected, expected + 64]))
 
 
+def interpreted(script):
+    """Run it with Triton's interpreter in place of its compiler."""
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", script], check=True, env=env)
+
+
 SORTED = """
 import torch
 from interleaving import interleaved
@@ -99,11 +105,7 @@ for k in (64, 704, 2240):
 
 
 def test_rows_are_sorted_by_expert_with_what_is_multiplied_to_them():
-    subprocess.run(
-        [sys.executable, "-c", SORTED],
-        check=True,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
-    )
+    interpreted(SORTED)
 
 
 def test_every_layer_has_tiles_that_fit_its_products():
@@ -140,11 +142,7 @@ for k in (64, 704, 768, 2560):
 
 
 def test_the_codes_of_gates_and_ups_are_those_of_the_activation_and_the_quantiser():
-    subprocess.run(
-        [sys.executable, "-c", SILU],
-        check=True,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
-    )
+    interpreted(SILU)
 
 
 LISTED = """
@@ -179,11 +177,7 @@ for x in (torch.randn(tokens, 2 * k).half()[:, :k], torch.randn(tokens * chosen,
 
 
 def test_listed_weights_add_what_their_planes_lack():
-    subprocess.run(
-        [sys.executable, "-c", LISTED],
-        check=True,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
-    )
+    interpreted(LISTED)
 
 
 def test_the_pass_over_listed_weights_compiles_for_hopper():
