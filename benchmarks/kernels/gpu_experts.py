@@ -5,7 +5,7 @@ python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (see --help; s
 Systems, microseconds of a product (CUDA graph replays; the experts chosen change from launch to launch). Down has the activation
 before it, but for grouped tiles, whose gate_up has it:
     fp16, fp8       vLLM's Triton kernel with FP16 weights, and with FP8 weights and scales per channel and token; vLLM's own tiles
-    exact, fast     nested weights in each precision, with the tiles that ``nestedfp.kernels.expert_tiles`` chooses
+    exact, fast     nested weights in each precision, with the tiles that ``nestedfp.kernels.experts.expert_tiles`` chooses
     exact TILES, fast TILES     with those that it chooses for other sizes
 """
 
@@ -25,7 +25,8 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply
 from benchmarks.kernels.gpu_timing import window_us
 from benchmarks.results_csv import heading, merge
 from nestedfp.format import split
-from nestedfp.kernels import cuda_ops, expert_tiles, experts_grouped, experts_triton
+from nestedfp.kernels import cuda_ops
+from nestedfp.kernels.experts import expert_tiles, experts_grouped, experts_triton
 from nestedfp.vllm_plugin.weights.experts import experts_gpu
 from nestedfp.vllm_plugin.weights.experts.experts_gpu import Choice, Stack
 

@@ -12,7 +12,7 @@ from interleaving import interleaved
 from torch.nn.functional import silu
 
 from nestedfp.format import split
-from nestedfp.kernels import experts_triton
+from nestedfp.kernels.experts import experts_triton
 
 EXPERTS, ROWS = 5, 500  # an expert has more than 224 rows
 TILES = [

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nestedfp.format import split
-from nestedfp.kernels import expert_tiles, experts_grouped, experts_listed, experts_silu, experts_triton
+from nestedfp.kernels.experts import expert_tiles, experts_grouped, experts_listed, experts_silu, experts_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton's own advice
 
@@ -92,7 +92,7 @@ def interpreted(script):
 SORTED = """
 import torch
 from interleaving import interleaved
-from nestedfp.kernels.experts_grouped import sorted_rows
+from nestedfp.kernels.experts.experts_grouped import sorted_rows
 
 ids, in_use = torch.randperm(14), torch.tensor([19], dtype=torch.int32)
 ids = torch.nn.functional.pad(torch.cat([ids[:5], torch.full((3,), 14), ids[5:]]), (0, 9), value=14).int()
@@ -126,7 +126,7 @@ def test_the_activation_rounds_to_codes_in_one_instruction_for_two():
 
 SILU = """
 import torch
-from nestedfp.kernels.experts_silu import silu_codes
+from nestedfp.kernels.experts.experts_silu import silu_codes
 from quantizer_reference import quantize_per_token
 
 for k in (64, 704, 768, 2560):
@@ -147,7 +147,7 @@ def test_the_codes_of_gates_and_ups_are_those_of_the_activation_and_the_quantise
 
 LISTED = """
 import torch
-from nestedfp.kernels import experts_listed
+from nestedfp.kernels.experts import experts_listed
 
 torch.manual_seed(3)
 experts, n, k, tokens, chosen = 5, 70, 96, 9, 2

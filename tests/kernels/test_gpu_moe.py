@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
 
     from benchmarks.kernels import gpu_experts
-    from nestedfp.kernels import expert_tiles, experts_grouped, experts_triton
+    from nestedfp.kernels.experts import expert_tiles, experts_grouped, experts_triton
     from nestedfp.vllm_plugin.weights.experts import experts_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_operators")]

@@ -91,7 +91,7 @@ struct Matrix {
     // Boxes of 64 bytes a row that wgmmas read; those of 128 bytes are swizzled in any case.
     int64_t is_swizzled = 0;
     // Rows from a gate's to its up, or 0. A box then has the rows of 64 gates and their ups, by eights in turn, in the
-    // order that makes their results interleaved as activations are (kernels/experts_grouped.py).
+    // order that makes their results interleaved as activations are (kernels/experts/experts_grouped.py).
     int64_t gate_rows = 0;
 
     std::string_view bytes() const { return {reinterpret_cast<const char*>(this), sizeof(*this)}; }

@@ -17,10 +17,10 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply
 from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
 from nestedfp.format import UPPER_SCALE
-from nestedfp.kernels import expert_tiles, experts_grouped, experts_listed, experts_triton
-from nestedfp.kernels.experts_listed import Listed
-from nestedfp.kernels.experts_silu import silu_codes
-from nestedfp.kernels.experts_triton import recode
+from nestedfp.kernels.experts import expert_tiles, experts_grouped, experts_listed, experts_triton
+from nestedfp.kernels.experts.experts_listed import Listed
+from nestedfp.kernels.experts.experts_silu import silu_codes
+from nestedfp.kernels.experts.experts_triton import recode
 from nestedfp.nested_weight import NestedWeight
 
 logger = init_logger("vllm.nestedfp")
