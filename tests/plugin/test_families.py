@@ -82,7 +82,7 @@ FAMILIES = {
         "rope_parameters": YARN,
     },
 }
-RANKS = {"deepseek_v2": 2 if torch.cuda.device_count() != 1 else 1}  # what has latent attention; tensor-parallel
+RANKS = {"deepseek_v2": 2 if torch.cuda.device_count() != 1 else 1}  # latent attention is split by heads
 TOKENS = 16
 ENGINE = {
     "quantization": "nestedfp",

@@ -54,7 +54,7 @@ def listed_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     WEIGHTS: tl.constexpr,
 ):
-    """Add to one row of results, what some listed rows of its expert make; arguments as ``add`` has them."""
+    """Add what some listed rows of its expert make to one row of results; arguments as ``add`` has them."""
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(ids_ptr + pair)
     if MAPPED:
