@@ -35,6 +35,8 @@ MODELS = {
     "mixtral-8x7b": (8, 4096, 14336, 2),
     "deepseek-v2-lite": (64, 2048, 1408, 6),
     "qwen2-57b-a14b": (64, 3584, 2560, 8),
+    "glm-4.5-air": (128, 4096, 1408, 8),  # no tiles were chosen on this and the next
+    "phi-3.5-moe": (16, 4096, 6400, 2),
 }  # experts, hidden, intermediate, chosen
 TOKENS = (1, 4, 16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 WINDOW_US = 20_000.0
@@ -134,13 +136,13 @@ def main() -> None:
     made = [random_stack(experts, 2 * intermediate, hidden), random_stack(experts, hidden, intermediate)]
     shapes = [weight.shape for weight, _ in made]
     for tokens in TOKENS:
-        rows_of_each, ks = tokens * chosen / experts, (hidden, intermediate)
-        few = expert_tiles.exact(rows_of_each, ks)
+        rows_of_each = tokens * chosen / experts
+        few = expert_tiles.exact(rows_of_each, shapes)
         chooses = {
             "fp16": [fused_moe.try_get_optimal_moe_config(*shapes, chosen, None, tokens)] * 2,
             "fp8": [fused_moe.try_get_optimal_moe_config(*shapes, chosen, "fp8_w8a8", tokens)] * 2,
             "exact": [few, few] if isinstance(few, int) else few,
-            "fast": expert_tiles.fast(rows_of_each, ks),
+            "fast": expert_tiles.fast(rows_of_each, shapes),
         }
         others = {"exact": (*expert_tiles.EXACT, *expert_tiles.HEIGHTS), "fast": expert_tiles.FAST}
         choices = [random_choice(tokens, experts, chosen, given.skew) for _ in range(16 if tokens <= 16 else 4)]

@@ -106,12 +106,12 @@ def engine(name: str, *shown: str) -> str:
     headings, rows = ["tokens/s", "batch"], [[label, batch] for label, batch, _ in wanted]
     for precision in ("fp16", "fp8"):
         plain, ours = f"vllm_{precision}", f"nestedfp_{precision}"
-        ran = all(plain in speeds for *_, speeds in wanted)
+        ran = any(plain in speeds for *_, speeds in wanted)
         headings += [f"vLLM {precision.upper()}"] * ran + [f"{precision.upper()} mode"]
         for cells, (*_, speeds) in zip(rows, wanted, strict=True):
-            if ran:
-                cells.append(_number(speeds[plain]))
-            cells.append(_number(speeds[ours]) + (f" ({speeds[ours] / speeds[plain]:.2f})" if ran else ""))
+            peer = speeds.get(plain)
+            cells += [_number(peer) if peer else ""] * ran
+            cells.append(_number(speeds[ours]) + (f" ({speeds[ours] / peer:.2f})" if peer else ""))
     return _with_conditions(name, markdown(headings, rows))
 
 
@@ -164,23 +164,22 @@ def portable(name: str) -> str:
     return _with_conditions(name, markdown(["tokens", *(f"{low:,} to {high:,}" for low, high in ranges)], rows))
 
 
-def experts(name: str, *models: str) -> str:
-    """Return times of the products of a layer of experts of these models, microseconds, and in brackets vLLM's over them."""
+def expert_layers(name: str, *models: str) -> str:
+    """Return times of a layer of experts of these models, microseconds, and in brackets those of vLLM's kernels over them."""
     times: dict[tuple[int, str], dict[str, float]] = {}
     for row in _rows(name):
-        of_cell = times.setdefault((int(row["tokens"]), row["model"]), {})
-        of_cell[row["system"]] = of_cell.get(row["system"], 0.0) + float(row["us"])
-    sizes = sorted({size for size, model in times if model in models and size.bit_count() == 1})  # the file has more
+        times.setdefault((int(row["tokens"]), row["model"]), {})[row["system"]] = float(row["us"])
 
-    def cell(size: int, model: str, peer: str, ours: str) -> str:
-        us = times.get((size, model), {})
-        return f"{us[ours]:,.0f} ({us[peer] / us[ours]:.2f})" if ours in us else ""
+    def cell(size: int, model: str, ours: str, *peers: str) -> str:
+        us = times[size, model]
+        return f"{us[ours]:,.0f} ({', '.join(f'{us[peer] / us[ours]:.2f}' for peer in peers)})"
 
-    columns = [(model, *pair) for model in models for pair in (("fp16", "exact"), ("fp8", "fast"))]
-    columns = [(model, *pair) for model, *pair in columns if any(cell(size, model, *pair) for size in sizes)]
-    rows = [[f"{size:,}", *(cell(size, *column) for column in columns)] for size in sizes]
-    headings = ["tokens", *(f"{model}, {peer.upper()}" for model, peer, _ in columns)]
-    return _with_conditions(name, markdown(headings, rows))
+    systems = {"FP16": ("exact", "fp16"), "FP8": ("fast", "fp8", "cutlass")}
+    sizes = sorted({size for size, model in times if model in models})
+    rows = [[f"{size:,}", *(cell(size, model, *of) for model in models for of in systems.values())] for size in sizes]
+    return _with_conditions(
+        name, markdown(["tokens", *(f"{model}, {mode}" for model in models for mode in systems)], rows)
+    )
 
 
-TABLES = {table.__name__: table for table in (gemm, mixed_rows, engine, http, portable, experts)}
+TABLES = {table.__name__: table for table in (gemm, mixed_rows, engine, http, portable, expert_layers)}

@@ -113,9 +113,10 @@ def test_every_layer_has_tiles_that_fit_its_products():
     assert tuple(map(int, compiled_rows)) == expert_tiles.HEIGHTS
     assert {height for _, height in expert_tiles.EXACT_BY_ROWS} <= set(expert_tiles.HEIGHTS)
     for ks in [(2048, 768), (4096, 14336), (2048, 1408), (3584, 2560), (256, 128), (512, 320), (64, 64), (4096, 192)]:
-        for rows in (0.01, 1, 8, 11, 25, 64, 100, 129, 5000):
-            exact = expert_tiles.exact(rows, ks)
-            for tiles in [expert_tiles.fast(rows, ks), *([] if isinstance(exact, int) else [exact])]:
+        shapes = [(64, 2 * ks[1], ks[0]), (64, *ks)]
+        for rows in (0.01, 0.1, 0.3, 1, 7, 11, 25, 64, 100, 129, 5000):
+            exact = expert_tiles.exact(rows, shapes)
+            for tiles in [expert_tiles.fast(rows, shapes), *([] if isinstance(exact, int) else [exact])]:
                 assert len({each["BLOCK_SIZE_M"] for each in tiles}) == 1, "one assignment of rows to tiles"
 
 

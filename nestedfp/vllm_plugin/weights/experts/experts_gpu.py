@@ -89,7 +89,7 @@ def exact(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tenso
     Returns:
         [rows, hidden] float16.
     """
-    tiles = expert_tiles.exact(choice.ids.numel() / _experts(w13, choice), _ks(w13, w2))
+    tiles = expert_tiles.exact(choice.ids.numel() / _experts(w13, choice), _shapes(w13, w2))
     if isinstance(tiles, int):
         return _grouped(x, w13, w2, choice, tiles)
     placed = places(choice, _experts(w13, choice), tiles[0])
@@ -132,7 +132,7 @@ def _grouped(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice, tile_rows: 
 def fast(x: torch.Tensor, w13: Stack, w2: Stack, choice: Choice) -> torch.Tensor:
     """Compute as ``exact`` with the upper planes and activations of E4M3, by vLLM's Triton kernel."""
     experts = _experts(w13, choice)
-    tiles = expert_tiles.fast(choice.ids.numel() / experts, _ks(w13, w2))
+    tiles = expert_tiles.fast(choice.ids.numel() / experts, _shapes(w13, w2))
     placed = places(choice, experts, tiles[0])
 
     def product(
@@ -196,8 +196,8 @@ def vllms_product(
     )
 
 
-def _ks(*stacks: Stack) -> list[int]:
-    return [stack.upper.shape[2] for stack in stacks]
+def _shapes(*stacks: Stack) -> list[torch.Size]:
+    return [stack.upper.shape for stack in stacks]
 
 
 def _experts(w13: Stack, choice: Choice) -> int:
