@@ -1,7 +1,7 @@
 """Tiles of the products of experts, by how many rows an expert has in the mean. Pure.
 
-The best of those measured on an H200 for the shapes of Qwen3-30B-A3B, Mixtral 8x7B, DeepSeek-V2-Lite and Qwen2-57B-A14B. A step of
-few rows is bound by memory: its tiles are narrow. vLLM looks its tiles up by shape and type, and has files for few.
+The best of those measured on an H200 (benchmarks/results/h200-experts.csv). A step of few rows is bound by memory: its tiles are
+narrow. vLLM looks its tiles up by shape and type, and has files for few.
 """
 
 from collections.abc import Sequence

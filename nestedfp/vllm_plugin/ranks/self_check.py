@@ -1,12 +1,11 @@
 """The numerical self-check of an engine's start: what lies in memory is what was loaded, and both precisions compute with it.
 
-Three questions, asked of every nested layer once the rest of the start is done; two small
-products and one pass over the planes each:
+Three questions, asked once the rest of the start is done; two small products and one pass over the planes of every nested layer:
 
     Are the planes still those that were packed? A checksum of each, taken when they were packed and now.
     Does FP8 mode compute about what FP16 mode does? The cosine between the two for a probe.
-    Does FP16 mode compute with the stored weights? Its product against PyTorch's with the planes joined; for one layer of each
-    shape, and its first rows.
+    Does FP16 mode compute with the stored weights? Its product against PyTorch's with the planes joined; for the first rows of one
+    linear layer of each shape. Experts are not asked.
 
 Where norms and activations have the quantiser in them, they are asked as well, before one layer of each shape: do they compute what
 PyTorch does, and does the layer make of their carrier what it makes of the same activations?
