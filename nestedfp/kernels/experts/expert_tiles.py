@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SHORT_K, LONG_K = 2048, 4096  # of few rows: below it steps of 64 are faster, from it on steps of 256
+SHORT_K, LONG_K = 2048, 4096  # of few rows: below the first, steps of 64 are faster, from the second on those of 256
 NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 
 
@@ -69,7 +69,7 @@ def exact(rows: float, shapes: Sequence[Sequence[int]]) -> list[dict[str, int]] 
 def _few(rows: float, experts: int, n: int, k: int) -> dict[str, int]:
     if k >= LONG_K:
         return EXACT_16_LONG
-    chosen = experts * (1 - exp(-rows))  # by some row, where rows choose alike
+    chosen = experts * (1 - exp(-rows))  # experts that some row chose, where all are as likely
     blocks = chosen * n / EXACT_16["BLOCK_SIZE_N"] / MULTIPROCESSORS
     return _up_to((*EXACT_16_BY_BLOCKS, (inf, EXACT_16_SHORT if k < SHORT_K else EXACT_16)), blocks)
 
