@@ -23,7 +23,7 @@ from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
 from vllm.model_executor.layers.fused_moe.moe_permute_unpermute import MoEPermuteScratch
 
 from benchmarks.kernels.gpu_experts import MODELS, random_choice, random_stack
-from benchmarks.kernels.gpu_timing import window_us
+from benchmarks.kernels.gpu_timing import rotated_us
 from benchmarks.results_csv import heading, merge
 from nestedfp.kernels import cuda_ops
 from nestedfp.vllm_plugin.weights.experts import experts_gpu
@@ -109,12 +109,7 @@ def main() -> None:
                 raise SystemExit(f"{system} and {peer} differ by {apart:.3g} at {tokens} tokens: one of them is wrong")
         times: dict[str, list[float]] = defaultdict(list)
         for system, run in [*runs.items(), *reversed(runs.items())]:  # a GPU that gets hot gets slower
-            launches = [partial(run, choice) for choice in choices]
-
-            def launch(at: int, launches: list[Callable[[], torch.Tensor]] = launches) -> None:
-                launches[at % len(launches)]()
-
-            times[system].append(window_us(launch, len(choices), WINDOW_US))
+            times[system].append(rotated_us([partial(run, choice) for choice in choices], WINDOW_US))
         found = [(f"{given.model} skewed {given.skew:g}", tokens, key, f"{mean(us):.1f}") for key, us in times.items()]
         print(*found, sep="\n", flush=True)
         merge(given.out, COLUMNS, COLUMNS[:3], found, measured_on)

@@ -1,12 +1,11 @@
-"""Times the products of a layer of experts on a GPU, with each tile of this project's, against vLLM's -> h200-experts.csv.
+"""Times the products of a layer of experts on a GPU with each tile that could suit it -> h200-experts.csv.
 
 python -m benchmarks.kernels.gpu_experts --model qwen3-30b-a3b    (see --help; some minutes each)
 
-Systems, microseconds of a product (CUDA graph replays; the experts chosen change from launch to launch). Down has the activation
-before it, but for grouped tiles, whose gate_up has it:
-    fp16, fp8       vLLM's Triton kernel with FP16 weights, and with FP8 weights and scales per channel and token; vLLM's own tiles
-    exact, fast     nested weights in each precision, with the tiles that ``nestedfp.kernels.experts.expert_tiles`` chooses
-    exact TILES, fast TILES     with those that it chooses for other sizes
+``nestedfp.kernels.experts.expert_tiles`` was chosen on it; benchmarks.kernels.gpu_expert_layers compares whole layers with vLLM's.
+Systems, microseconds of a product (CUDA graph replays; the experts chosen change from launch to launch):
+    exact, fast     nested weights in each precision
+Down has the activation before it, but for grouped tiles, whose gate_up has it.
 """
 
 import argparse
@@ -19,10 +18,9 @@ from typing import Any
 
 import torch
 from vllm import _custom_ops
-from vllm.model_executor.layers.fused_moe import fused_moe
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
 
-from benchmarks.kernels.gpu_timing import window_us
+from benchmarks.kernels.gpu_timing import rotated_us
 from benchmarks.results_csv import heading, merge
 from nestedfp.format import split
 from nestedfp.kernels import cuda_ops
@@ -38,9 +36,9 @@ MODELS = {
     "glm-4.5-air": (128, 4096, 1408, 8),  # no tiles were chosen on this and the next
     "phi-3.5-moe": (16, 4096, 6400, 2),
 }  # experts, hidden, intermediate, chosen
-TOKENS = (1, 4, 16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 WINDOW_US = 20_000.0
-MOST_TILES_HIGH = 5  # times the rows of an expert: higher tiles compute padding, lower ones read weights as often
+MOST_TILES_HIGH, FEWEST_ROWS = 8, 2  # the lowest tiles have 16 rows
 COLUMNS = ("model", "tokens", "product", "system", "tiles", "us")
 
 
@@ -66,16 +64,14 @@ def random_choice(tokens: int, experts: int, chosen: int, skew: float = 0) -> Ch
 Run = Callable[[Any, torch.Tensor, Any], Callable[[], None]]  # of tiles, the results, and the places of a choice
 
 
-def products(
-    a: torch.Tensor, weight: torch.Tensor, stack: Stack, chosen: int, factors: torch.Tensor | None
-) -> dict[str, Run]:
+def products(a: torch.Tensor, stack: Stack, chosen: int, factors: torch.Tensor | None) -> dict[str, Run]:
     """Return how each system computes a product.
 
     Args:
         a: [rows, k] float16; with ``factors``, of the down product, [rows, 2 * k], gate then up.
     """
     is_down = factors is not None
-    x = a.new_empty(len(a), weight.shape[2]) if is_down else a
+    x = a.new_empty(len(a), stack.upper.shape[2]) if is_down else a
 
     def activate() -> None:
         if is_down:
@@ -95,10 +91,7 @@ def products(
 
         return run
 
-    def fp16(tiles: Any, c: torch.Tensor, placed: Any) -> None:
-        experts_gpu.vllms_product(x, weight, c, factors, placed, chosen, tiles, None)
-
-    def fp8(tiles: Any, c: torch.Tensor, placed: Any) -> None:
+    def fast(tiles: Any, c: torch.Tensor, placed: Any) -> None:
         experts_gpu.vllms_product(codes, upper, c, factors, placed, chosen, tiles, scales)
 
     def few(tiles: Any, c: torch.Tensor, placed: Any) -> None:
@@ -117,7 +110,13 @@ def products(
     def exact(tiles: Any, c: torch.Tensor, placed: Any) -> Callable[[], None]:
         return (grouped if isinstance(tiles, int) else activated(few))(tiles, c, placed)
 
-    return {"fp16": activated(fp16), "fp8": activated(fp8), "exact": exact, "fast": activated(fp8)}
+    return {"exact": exact, "fast": activated(fast)}
+
+
+def suits(tiles: Any, rows: float) -> bool:
+    """Whether tiles are about as high as an expert has rows: higher ones compute padding, lower ones read weights as often."""
+    high = tiles if isinstance(tiles, int) else tiles["BLOCK_SIZE_M"]
+    return high / MOST_TILES_HIGH <= max(rows, FEWEST_ROWS) <= high * MOST_TILES_HIGH
 
 
 def main() -> None:
@@ -133,43 +132,27 @@ def main() -> None:
     cuda_ops.load()
     experts_gpu.fetch_whole_lines()
     measured_on = heading()  # once, since the clock it names changes
-    made = [random_stack(experts, 2 * intermediate, hidden), random_stack(experts, hidden, intermediate)]
-    shapes = [weight.shape for weight, _ in made]
+    shapes = {"gate_up": (2 * intermediate, hidden), "down": (hidden, intermediate)}
+    stacks = {product: random_stack(experts, *shape)[1] for product, shape in shapes.items()}
+    tried = [("exact", tiles) for tiles in (*expert_tiles.EXACT, *expert_tiles.HEIGHTS)]
+    tried += [("fast", tiles) for tiles in expert_tiles.FAST]
     for tokens in TOKENS:
-        rows_of_each = tokens * chosen / experts
-        few = expert_tiles.exact(rows_of_each, shapes)
-        chooses = {
-            "fp16": [fused_moe.try_get_optimal_moe_config(*shapes, chosen, None, tokens)] * 2,
-            "fp8": [fused_moe.try_get_optimal_moe_config(*shapes, chosen, "fp8_w8a8", tokens)] * 2,
-            "exact": [few, few] if isinstance(few, int) else few,
-            "fast": expert_tiles.fast(rows_of_each, shapes),
-        }
-        others = {"exact": (*expert_tiles.EXACT, *expert_tiles.HEIGHTS), "fast": expert_tiles.FAST}
         choices = [random_choice(tokens, experts, chosen, given.skew) for _ in range(16 if tokens <= 16 else 4)]
-        for i, (product, (weight, stack)) in enumerate(zip(("gate_up", "down"), made, strict=True)):
+        suited = [(system, tiles) for system, tiles in tried if suits(tiles, tokens * chosen / experts)]
+        for product, stack in stacks.items():
             is_down = product == "down"
             a_shape = (tokens * chosen, 2 * intermediate) if is_down else (tokens, hidden)
             a = torch.randn(*a_shape, device="cuda", dtype=torch.float16)
-            c = torch.empty(tokens, chosen, weight.shape[1], device="cuda", dtype=torch.float16)
-            runs = products(a, weight, stack, 1 if is_down else chosen, choices[0].weights if is_down else None)
+            c = torch.empty(tokens, chosen, stack.upper.shape[1], device="cuda", dtype=torch.float16)
+            runs = products(a, stack, 1 if is_down else chosen, choices[0].weights if is_down else None)
             times: dict[tuple[str, str], list[float]] = defaultdict(list)
-            for system, run in [*runs.items(), *reversed(runs.items())]:  # a GPU that gets hot gets slower
-                for tiles in others.get(system, chooses[system][:1]):
-                    is_grouped, is_other = isinstance(tiles, int), tiles != chooses[system][i]
-                    high = tiles if is_grouped else tiles["BLOCK_SIZE_M"]
-                    places = experts_gpu.sorted_places if is_grouped else experts_gpu.places
-                    if is_other and not high / MOST_TILES_HIGH <= max(rows_of_each, 2) <= high * MOST_TILES_HIGH:
-                        continue
-                    launches = [run(tiles, c, places(choice, experts, tiles)) for choice in choices]
-
-                    def launch(at: int, launches: list[Callable[[], None]] = launches) -> None:
-                        launches[at % len(launches)]()
-
-                    named = f"{system} {expert_tiles.name(tiles)}" if is_other else system
-                    times[named, expert_tiles.name(tiles)].append(window_us(launch, len(launches), WINDOW_US))
+            for system, tiles in [*suited, *reversed(suited)]:  # a GPU that gets hot gets slower
+                places = experts_gpu.sorted_places if isinstance(tiles, int) else experts_gpu.places
+                launches = [runs[system](tiles, c, places(choice, experts, tiles)) for choice in choices]
+                times[system, expert_tiles.name(tiles)].append(rotated_us(launches, WINDOW_US))
             found = [(named_model, tokens, product, *key, f"{mean(us):.1f}") for key, us in times.items()]
             print(*found, sep="\n", flush=True)
-            merge(given.out, COLUMNS, COLUMNS[:4], found, measured_on)
+            merge(given.out, COLUMNS, COLUMNS[:5], found, measured_on)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -40,6 +40,11 @@ def window_us(launch: Callable[[int], object], rotation: int, length_us: float) 
     count = max(1, math.ceil(500 / expected_us / rotation)) * rotation
     times_us = _replays_us(capture(launch, count), max(6, math.ceil(length_us / (count * expected_us))))
     return statistics.median(times_us[len(times_us) // 3 :]) / count
+
+
+def rotated_us(launches: Sequence[Callable[[], object]], length_us: float) -> float:
+    """The same of launches that take turns."""
+    return window_us(lambda at: launches[at % len(launches)](), len(launches), length_us)
 
 
 def _replays_us(graph: torch.cuda.CUDAGraph, replays: int) -> list[float]:

@@ -53,10 +53,8 @@ def test_every_weight_within_the_range_is_joined_at_every_place(rows):
     upper, lower = split(weight)
     a = torch.eye(k, dtype=torch.float16, device="cuda")
     ids = torch.arange(experts, dtype=torch.int32, device="cuda").repeat(k, 1)
-    choice, tiles = (
-        experts_gpu.Choice(None, ids, None, None),
-        rows if rows > 1 else expert_tiles.exact(1, [(experts, n, k)]),
-    )
+    choice = experts_gpu.Choice(None, ids, None, None)
+    tiles = rows if rows > 1 else expert_tiles.exact(1, [(experts, n, k)])
     c = torch.empty(k, experts, n, dtype=torch.float16, device="cuda")
     planes = (upper.cuda(), experts_triton.recode(lower).cuda())
     if isinstance(tiles, int):

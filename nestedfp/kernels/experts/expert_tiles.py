@@ -1,4 +1,4 @@
-"""Tiles of the products of experts, by how many rows an expert has in the mean. Pure.
+"""Tiles of the products of experts, by how many rows an expert has in the mean; of few rows by the shapes too. Pure.
 
 The best of those measured on an H200 (benchmarks/results/h200-experts.csv). A step of few rows is bound by memory: its tiles are
 narrow. vLLM looks its tiles up by shape and type, and has files for few.
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SHORT_K, LONG_K = 2048, 4096  # of few rows: below the first, steps of 64 are faster, from the second on those of 256
+SHORT_K, LONG_K = 2048, 4096  # of few rows: below SHORT_K steps of 64 are the fastest, from LONG_K on those of 256
 NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 
 
@@ -19,14 +19,11 @@ def _tiles(*values: int) -> dict[str, int]:
 
 
 # Names say how many rows a tile has.
-EXACT_16, EXACT_16_SHORT, EXACT_16_LONG = (
-    _tiles(16, 32, 128, 1, 4, 5),
-    _tiles(16, 32, 64, 1, 4, 6),
-    _tiles(16, 32, 256, 1, 4, 3),
-)
-# By how many blocks of EXACT_16 there are for each of 132 multiprocessors: as many are resident as fit, and what is left over
-# for a further round costs nearly as much.
-MULTIPROCESSORS = 132
+EXACT_16 = _tiles(16, 32, 128, 1, 4, 5)
+EXACT_16_SHORT, EXACT_16_LONG = _tiles(16, 32, 64, 1, 4, 6), _tiles(16, 32, 256, 1, 4, 3)
+# By how many blocks of EXACT_16 there are for each multiprocessor. Blocks run in rounds of as many as fit, and a last round costs
+# nearly as much as a full one: with fewer stages more fit, and wider blocks are fewer.
+MULTIPROCESSORS = 132  # of an H100 or H200
 EXACT_16_BY_BLOCKS = (
     (4.5, EXACT_16 | {"num_stages": 4}),
     (8.5, EXACT_16 | {"num_stages": 3}),

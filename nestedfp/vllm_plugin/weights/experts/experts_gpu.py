@@ -174,25 +174,25 @@ def vllms_product(
     placed: Any,
     chosen: int,
     tiles: dict[str, int],
-    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    scales: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    """Multiply by vLLM's Triton kernel, E4M3 with ``scales`` of ``a`` and ``w``, else FP16; as ``experts_triton.product``."""
+    """Multiply by vLLM's Triton kernel, E4M3 with ``scales`` of ``a`` and ``w``; as ``experts_triton.product``."""
     fused_moe.invoke_fused_moe_triton_kernel(
         a,
         w,
         c,
-        *(scales or (None, None)),
+        *scales,
         weights,
         *placed,
         weights is not None,
         chosen,
         tiles,
         compute_type=tl.float16,  # vLLM's own experts round to BF16 with E4M3
-        use_fp8_w8a8=scales is not None,
+        use_fp8_w8a8=True,
         use_int8_w8a8=False,
         use_int8_w8a16=False,
         use_int4_w4a16=False,
-        per_channel_quant=scales is not None,
+        per_channel_quant=True,
     )
 
 
